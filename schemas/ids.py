@@ -1,0 +1,54 @@
+"""Ids and names: which are allowed, how they are made, and which shard they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+NAME_MAX = 128
+NAME_RULE = "1 to 128 characters of A-Z a-z 0-9 _ . : -"
+_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name a task, a queue, a task type or a tenant. `.` and `..` may not: they mean places in a URL."""
+    return _NAME.fullmatch(text) is not None and text not in (".", "..")
+
+
+def uuid7(unix_ms: int, random_bits: Callable[[int], int]) -> str:
+    """A time-ordered UUID (RFC 9562, version 7) of `unix_ms` and 74 random bits."""
+    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | 0x7 << 76 | random_bits(12) << 64 | 0b10 << 62 | random_bits(62)
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def keyed_task_id(tenant_id: str, idempotency_key: str) -> str:
+    """The task id that stands for (tenant, key): the same submission meets itself in its own shard."""
+    digest = hashlib.sha256(f"{len(tenant_id)}:{tenant_id}{idempotency_key}".encode()).hexdigest()
+    return f"key-{digest[:32]}"
+
+
+def routing_key(task_id: str) -> str:
+    """The part of an id that decides its shard: up to the first dot, so that children share their parent's."""
+    return task_id.partition(".")[0]
+
+
+def shard_of(task_id: str, shards: int) -> int:
+    """The shard of a task: what Kafka's default partitioner does with the routing key."""
+    return (murmur2(routing_key(task_id).encode()) & 0x7FFF_FFFF) % shards
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's 32-bit murmur2 (seed 0x9747b28c), as its Java default partitioner computes it."""
+    mask, m = 0xFFFF_FFFF, 0x5BD1_E995
+    length = len(data)
+    h = 0x9747_B28C ^ length
+    whole = length & ~3
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        h = h * m & mask ^ (k ^ k >> 24) * m & mask
+    if length > whole:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15

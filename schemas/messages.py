@@ -1,0 +1,619 @@
+"""The vocabulary: every message that crosses a topic, and the values inside it.
+
+All are frozen. Instants are integer microseconds of Unix time (`…_at`), durations say their unit (`…_ms`). Payloads,
+results and checkpoints are opaque bytes. A message's Avro schema is `avro/<Name>.avsc`, with the meaning of each field.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+
+class Priority(StrEnum):
+    """How urgent a task is among those that wait in its queue."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Status(StrEnum):
+    """Where a task is in its life; docs/LIFECYCLE.md draws the way between them."""
+
+    SUBMITTED = "SUBMITTED"
+    SCHEDULED = "SCHEDULED"
+    BLOCKED = "BLOCKED"
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    RETRYING = "RETRYING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    DEAD = "DEAD"
+    CANCELLED = "CANCELLED"
+
+
+class Backoff(StrEnum):
+    """How the delay grows from one retry to the next."""
+
+    EXPONENTIAL = "exponential"
+    LINEAR = "linear"
+    FIXED = "fixed"
+
+
+class Jitter(StrEnum):
+    """How chance spreads retries, so that those that failed together do not come back together."""
+
+    FULL = "full"
+    EQUAL = "equal"
+    DECORRELATED = "decorrelated"
+    NONE = "none"
+
+
+class Verdict(StrEnum):
+    """What the handler's side knows of an error: may the same attempt succeed later?"""
+
+    UNKNOWN = "unknown"
+    RETRYABLE = "retryable"
+    PERMANENT = "permanent"
+
+
+class ErrorKind(StrEnum):
+    """Who found the error."""
+
+    RAISED = "raised"  # the handler raised it
+    TIMEOUT = "timeout"  # the attempt's time was over
+    RESULT = "result"  # the handler returned what cannot be stored
+    LOST = "lost"  # the worker went away
+    DEADLINE = "deadline"  # the task's own deadline passed
+    UNKNOWN_TYPE = "unknown_type"  # no worker of the queue knows the task type
+
+
+class NextStep(StrEnum):
+    """What follows an attempt that did not succeed."""
+
+    RETRY = "retry"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything that is written to a topic."""
+
+
+# --- values inside messages -------------------------------------------------------------------------------------------
+
+
+class RetryPolicy(Message):
+    """When a failed attempt is tried again. Delay of retry k, before jitter: exponential `delay·factor^(k-1)`."""
+
+    max_attempts: int = 4
+    max_crashes: int = 3
+    backoff: Backoff = Backoff.EXPONENTIAL
+    jitter: Jitter = Jitter.FULL
+    delay_ms: int = 60_000
+    factor: float = 2.0
+    cap_ms: int = 3_600_000
+    retry_on: tuple[str, ...] = ()
+    give_up_on: tuple[str, ...] = ()
+
+
+class TaskSpec(Message):
+    """What the submitter asked for. It changes only by an update of a waiting task."""
+
+    task_type: str
+    payload: bytes = b"null"
+    content_type: str = "application/json"
+    queue: str = "default"
+    priority: Priority = Priority.MEDIUM
+    tenant_id: str = "default"
+    metadata: dict[str, str] = {}
+    scheduled_at: int | None = None
+    start_deadline_at: int | None = None
+    timeout_ms: int | None = None
+    total_timeout_ms: int | None = None
+    lease_ms: int = 300_000
+    retry: RetryPolicy = RetryPolicy()
+    idempotency_key: str | None = None
+
+
+class TaskError(Message):
+    """Why an attempt did not succeed. Texts are bounded where they are made (`workers.execution`)."""
+
+    kind: ErrorKind
+    type: str
+    message: str
+    bases: tuple[str, ...] = ()
+    traceback: str | None = None
+    verdict: Verdict = Verdict.UNKNOWN
+
+
+class Task(Message):
+    """A live task as its shard knows it; also its record in `shard-state`. The fold of its events (`core.task`)."""
+
+    task_id: str
+    spec: TaskSpec
+    status: Status
+    version: int
+    created_at: int
+    updated_at: int
+    next_run_at: int | None = None
+    deadline_at: int | None = None
+    attempt: int = 0
+    failure_count: int = 0
+    crash_count: int = 0
+    snooze_count: int = 0
+    last_delay_ms: int = 0
+    worker_id: str | None = None
+    started_at: int | None = None
+    cancel_requested_at: int | None = None
+    cancel_reason: str | None = None
+    checkpoint: bytes | None = None
+    last_error: TaskError | None = None
+    fingerprint: str | None = None
+    traceparent: str | None = None
+
+
+class EndedTask(Message):
+    """What a shard remembers of a task that ended, so that late reports and repeated submissions are recognised."""
+
+    task_id: str
+    status: Status
+    version: int
+    attempt: int
+    ended_at: int
+    created_at: int
+    scheduled_at: int | None = None
+    keep_until: int
+    offset: int
+    fingerprint: str | None = None
+
+
+# --- requests: what clients ask of a task (topic task-requests) -------------------------------------------------------
+
+
+class SubmitTask(Message):
+    """Run a task."""
+
+    request_id: str
+    spec: TaskSpec
+    submitted_at: int
+    task_id: str | None = None
+    fingerprint: str | None = None
+    reply_to: int | None = None
+    traceparent: str | None = None
+
+
+class CancelTask(Message):
+    """Stop a task: at once if it waits, by signal if it runs."""
+
+    request_id: str
+    task_id: str
+    reason: str | None = None
+    reply_to: int | None = None
+
+
+class UpdateTask(Message):
+    """Change a waiting task. An absent field stays as it is."""
+
+    request_id: str
+    task_id: str
+    expected_version: int | None = None
+    scheduled_at: int | None = None
+    priority: Priority | None = None
+    payload: bytes | None = None
+    content_type: str | None = None
+    metadata: dict[str, str] | None = None
+    reply_to: int | None = None
+
+
+class RedriveTask(Message):
+    """Run a DEAD or FAILED task again, with fresh attempts. Carries what the view knew, up to `view_offset`."""
+
+    request_id: str
+    task: Task
+    view_offset: int
+    reply_to: int | None = None
+
+
+class DiscardTask(Message):
+    """Take a DEAD task out of the dead-letter queue. Carries what the view knew, up to `view_offset`."""
+
+    request_id: str
+    task: Task
+    view_offset: int
+    reply_to: int | None = None
+
+
+Request: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | DiscardTask
+
+
+# --- reports: what workers tell (topic task-reports) ------------------------------------------------------------------
+
+
+class AttemptStarted(Message):
+    """A worker begins an attempt."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    started_at: int
+
+
+class AttemptSucceeded(Message):
+    """The handler returned."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    finished_at: int
+    result: bytes = b"null"
+    content_type: str = "application/json"
+
+
+class AttemptFailed(Message):
+    """The handler raised, or its time was over."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    finished_at: int
+    error: TaskError
+    retry_after_ms: int | None = None
+
+
+class AttemptSnoozed(Message):
+    """The handler asks to be called again later; this does not use up an attempt."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    finished_at: int
+    delay_ms: int
+    reason: str | None = None
+
+
+class AttemptCancelled(Message):
+    """A running attempt ended because of a cancel signal."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    finished_at: int
+
+
+class AttemptReturned(Message):
+    """A worker gives a task back: unstarted (no free slot, shutting down) or started and stopped at shutdown."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    returned_at: int
+    is_started: bool
+    reason: str
+
+
+class AttemptCrashed(Message):
+    """The process that ran the handler died; the worker itself lives."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    finished_at: int
+    detail: str
+
+
+class AttemptCheckpointed(Message):
+    """A long-running handler saved how far it came; the next attempt is given it."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
+    checkpointed_at: int
+    checkpoint: bytes
+
+
+class RunningAttempt(Message):
+    """An attempt that a worker's heartbeat vouches for."""
+
+    task_id: str
+    attempt: int
+
+
+class WorkerHeartbeat(Message):
+    """A worker lives, runs these attempts of the shard, and has so many free slots. `is_last` says goodbye."""
+
+    worker_id: str
+    sent_at: int
+    free_slots: int
+    running: tuple[RunningAttempt, ...] = ()
+    is_last: bool = False
+
+
+Report: TypeAlias = (
+    AttemptStarted
+    | AttemptSucceeded
+    | AttemptFailed
+    | AttemptSnoozed
+    | AttemptCancelled
+    | AttemptReturned
+    | AttemptCrashed
+    | AttemptCheckpointed
+    | WorkerHeartbeat
+)
+
+
+# --- what shards send after an event was acknowledged -----------------------------------------------------------------
+
+
+class ReadyTask(Message):
+    """An attempt to be started by a worker (topics ready.<queue>.<priority>)."""
+
+    task_id: str
+    attempt: int
+    shard: int
+    task_type: str
+    queue: str
+    priority: Priority
+    tenant_id: str
+    payload: bytes
+    content_type: str
+    metadata: dict[str, str]
+    scheduled_at: int
+    lease_ms: int
+    timeout_ms: int | None = None
+    deadline_at: int | None = None
+    failure_count: int = 0
+    crash_count: int = 0
+    max_attempts: int = 1
+    checkpoint: bytes | None = None
+    idempotency_key: str | None = None
+    traceparent: str | None = None
+
+
+class SignalKind(StrEnum):
+    """What a worker is told about an attempt."""
+
+    CANCEL = "cancel"  # the task was cancelled: stop it cooperatively, kill it after the grace
+    REVOKE = "revoke"  # the attempt is not yours (any more): stop it, report nothing
+
+
+class WorkerSignal(Message):
+    """A word to one worker about one attempt (topic worker-signals)."""
+
+    worker_id: str
+    task_id: str
+    attempt: int
+    kind: SignalKind
+    reason: str
+    grace_ms: int = 10_000
+
+
+class Outcome(StrEnum):
+    """How a request was decided. Everything but ACCEPTED and DUPLICATE is a refusal, and changed nothing."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    CANCEL_REQUESTED = "cancel_requested"
+    CONFLICT = "conflict"
+    NOT_FOUND = "not_found"
+    WRONG_STATUS = "wrong_status"
+    VERSION_MISMATCH = "version_mismatch"
+    VIEW_BEHIND = "view_behind"
+    INVALID = "invalid"
+    OVERLOADED = "overloaded"
+
+
+class Reply(Message):
+    """The decision on one request, sent once it is durable."""
+
+    request_id: str
+    outcome: Outcome
+    task_id: str
+    status: Status | None = None
+    version: int = 0
+    created_at: int | None = None
+    scheduled_at: int | None = None
+    decided_at: int = 0
+    detail: str | None = None
+
+
+class Replies(Message):
+    """The decisions of one batch for one gateway (topic replies, partition = the gateway's)."""
+
+    replies: tuple[Reply, ...]
+
+
+class ParkedTask(Message):
+    """A task that waits in the delay wheel (topics delay.<level>): all that is needed to take it back into memory."""
+
+    task: Task
+    due_at: int
+
+
+# --- events: what happened (topic task-events) ------------------------------------------------------------------------
+
+
+class TaskSubmitted(Message):
+    """A submission was accepted. `status` is where the task begins."""
+
+    spec: TaskSpec
+    status: Status
+    next_run_at: int
+    deadline_at: int | None = None
+    fingerprint: str | None = None
+
+
+class TaskReleased(Message):
+    """The due time, or the time of the retry, came."""
+
+
+class TaskUnblocked(Message):
+    """The tasks that it waited for are done."""
+
+    next_run_at: int
+
+
+class TaskStarted(Message):
+    """A worker began an attempt; the first to say so has it."""
+
+    attempt: int
+    worker_id: str
+    started_at: int
+
+
+class TaskSucceeded(Message):
+    """The task ended with a result."""
+
+    attempt: int
+    worker_id: str
+    finished_at: int
+    result: bytes
+    content_type: str
+
+
+class TaskAttemptFailed(Message):
+    """An attempt failed; `next_step` says what comes of it, `retry_at` when."""
+
+    attempt: int
+    worker_id: str
+    finished_at: int
+    error: TaskError
+    next_step: NextStep
+    retry_at: int | None = None
+    delay_ms: int = 0
+
+
+class TaskSnoozed(Message):
+    """The handler asked to be called again at `next_run_at`."""
+
+    attempt: int
+    worker_id: str
+    finished_at: int
+    next_run_at: int
+    reason: str | None = None
+
+
+class TaskAttemptLost(Message):
+    """An attempt ended without a word of its handler. `is_crash`: counted against `max_crashes`."""
+
+    attempt: int
+    worker_id: str
+    error: TaskError
+    is_crash: bool
+    next_step: NextStep
+    retry_at: int | None = None
+
+
+class TaskUpdated(Message):
+    """A waiting task was changed; an absent field stayed as it was."""
+
+    status: Status
+    next_run_at: int
+    deadline_at: int | None = None
+    priority: Priority | None = None
+    payload: bytes | None = None
+    content_type: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class TaskCancelRequested(Message):
+    """A running task is to stop; its worker was told."""
+
+    reason: str | None = None
+
+
+class TaskCancelled(Message):
+    """The task ended because somebody said so."""
+
+    reason: str | None = None
+
+
+class TaskExpired(Message):
+    """A deadline of the task passed: that of its start (FAILED), or that of the whole (DEAD)."""
+
+    error: TaskError
+    status: Status
+
+
+class TaskCheckpointed(Message):
+    """The running attempt saved how far it came."""
+
+    attempt: int
+    checkpoint: bytes
+
+
+class TaskRedriven(Message):
+    """An operator runs an ended task again. Carries the task, since its shard had forgotten it."""
+
+    task: Task
+
+
+class TaskDiscarded(Message):
+    """An operator took a dead task out of the dead-letter queue."""
+
+
+class TaskRejected(Message):
+    """A request was refused, or was a repetition of one; nothing changed."""
+
+    request: str
+    outcome: Outcome
+    detail: str | None = None
+
+
+class ShardOpened(Message):
+    """A new owner begins. Events of lower epochs that come later in the log are void."""
+
+    owner: str
+
+
+EventBody: TypeAlias = (
+    TaskSubmitted
+    | TaskReleased
+    | TaskUnblocked
+    | TaskStarted
+    | TaskSucceeded
+    | TaskAttemptFailed
+    | TaskSnoozed
+    | TaskAttemptLost
+    | TaskUpdated
+    | TaskCancelRequested
+    | TaskCancelled
+    | TaskExpired
+    | TaskCheckpointed
+    | TaskRedriven
+    | TaskDiscarded
+    | TaskRejected
+    | ShardOpened
+)
+
+
+class Event(Message):
+    """A fact. It happened when it was acknowledged on its partition of `task-events`, and never otherwise.
+
+    `version` counts the entity's events from 1; 0 marks one that changes no entity (a refusal, an opening).
+    `source_topic` and `source_offset` name the input that was decided; absent for what the clock caused.
+    """
+
+    entity_id: str
+    tenant_id: str
+    version: int
+    epoch: int
+    at: int
+    body: EventBody
+    source_topic: str | None = None
+    source_offset: int | None = None
+    traceparent: str | None = None
+
+
+class ShardCheckpoint(Message):
+    """How far `shard-state` reaches: the fold of the events before `next_offset`."""
+
+    epoch: int
+    next_offset: int
+    positions: dict[str, int]
+    forgotten_offset: int
+    taken_at: int
