@@ -8,10 +8,13 @@ All calls raise only the classes of `schemas.errors`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from schemas.errors import TidewheelIOError
-from schemas.messages import Priority, Status, TaskError
+from schemas.messages import Priority, Status, TaskError, TaskSpec
 
 
 class TopicPartition(NamedTuple):
@@ -127,7 +130,11 @@ class StateStore(Protocol):
         """All that the last committed change left."""
 
     def commit(
-        self, shard: int, token: int, changes: Mapping[bytes, bytes | None], on_done: Callable[[TidewheelIOError | None], None]
+        self,
+        shard: int,
+        token: int,
+        changes: Mapping[bytes, bytes | None],
+        on_done: Callable[[TidewheelIOError | None], None],
     ) -> None:
         """Apply all changes (None removes) or none, in the background; `on_done` is called once, from any thread.
 
@@ -148,18 +155,69 @@ class Clock(Protocol):
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 
-class AttemptRow(NamedTuple):
-    """One attempt of a task, as the view shows it. `outcome`: succeeded, failed, lost, snoozed, cancelled, returned."""
+class AttemptOutcome(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    LOST = "lost"
+    RETURNED = "returned"
+    SNOOZED = "snoozed"
+    CANCELLED = "cancelled"
+
+
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of a task, as the view shows it; without an outcome it still runs."""
 
     attempt: int
-    worker_id: str | None
-    started_at: int | None
-    finished_at: int | None
-    outcome: str | None
-    error: TaskError | None
+    worker_id: str | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    outcome: AttemptOutcome | None = None
+    error: TaskError | None = None
 
 
-class TaskFilter(NamedTuple):
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the view shows it: the fold of its events up to `offset` of its partition."""
+
+    task_id: str
+    spec: TaskSpec
+    status: Status
+    version: int
+    created_at: int
+    updated_at: int
+    next_run_at: int | None = None
+    deadline_at: int | None = None
+    started_at: int | None = None
+    completed_at: int | None = None
+    attempt: int = 0
+    failure_count: int = 0
+    crash_count: int = 0
+    snooze_count: int = 0
+    worker_id: str | None = None
+    result: bytes | None = None
+    result_content_type: str | None = None
+    last_error: TaskError | None = None
+    cancel_requested_at: int | None = None
+    cancel_reason: str | None = None
+    is_dead_letter: bool = False
+    fingerprint: str | None = None
+    traceparent: str | None = None
+    attempts: tuple[AttemptRow, ...] = ()
+
+
+class TaskChange(msgspec.Struct, kw_only=True):
+    """What a run of events did to one row: new values by column name of `TaskRow`; absent columns keep theirs.
+
+    `attempts` holds, by attempt number, new values by column name of `AttemptRow`.
+    """
+
+    task_id: str
+    columns: dict[str, Any]
+    attempts: dict[int, dict[str, Any]]
+
+
+class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks to list; None does not restrict. `created_from` ≤ created_at < `created_to`, in microseconds."""
 
     tenant_id: str | None = None
@@ -170,3 +228,32 @@ class TaskFilter(NamedTuple):
     created_from: int | None = None
     created_to: int | None = None
     is_dead_letter: bool | None = None
+
+
+class TaskPage(NamedTuple):
+    """Part of a list, newest first (without attempts), and the cursor of the next part; None at the end."""
+
+    rows: Sequence[TaskRow]
+    cursor: str | None
+
+
+class View(Protocol):
+    """Status as readers see it. Written by the projector alone; may be thrown away and rebuilt from the events."""
+
+    def positions(self) -> Mapping[int, int]:
+        """By events partition, the offset of the next event to apply."""
+
+    def apply(self, partition: int, changes: Sequence[TaskChange], next_offset: int) -> None:
+        """Upsert the rows and move the position, whole or not at all. A change at or below the position is ignored."""
+
+    def task(self, task_id: str) -> TaskRow | None:
+        """The row with its attempts in order, or None if no event of it was applied yet."""
+
+    def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
+        """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""
+
+    def count(self, wanted: TaskFilter) -> int:
+        """How many rows match."""
+
+    def close(self) -> None:
+        """Release what is held; idempotent."""

@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a task, a queue, a task type or a tenant. `.` and `..` may not: they mean places in a URL."""
+    """Whether `text` may name a task, a queue, a task type or a tenant; not `.` and `..`, which are places in a URL."""
     return _NAME.fullmatch(text) is not None and text not in (".", "..")
 
 

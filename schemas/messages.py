@@ -80,7 +80,7 @@ class NextStep(StrEnum):
     CANCELLED = "cancelled"
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True):
     """Base of everything that is written to a topic."""
 
 
@@ -166,7 +166,7 @@ class EndedTask(Message):
     attempt: int
     ended_at: int
     created_at: int
-    scheduled_at: int | None = None
+    scheduled_at: int
     keep_until: int
     offset: int
     fingerprint: str | None = None
@@ -482,6 +482,7 @@ class TaskAttemptFailed(Message):
     worker_id: str
     finished_at: int
     error: TaskError
+    failure_count: int
     next_step: NextStep
     retry_at: int | None = None
     delay_ms: int = 0
@@ -493,31 +494,29 @@ class TaskSnoozed(Message):
     attempt: int
     worker_id: str
     finished_at: int
+    snooze_count: int
     next_run_at: int
     reason: str | None = None
 
 
 class TaskAttemptLost(Message):
-    """An attempt ended without a word of its handler. `is_crash`: counted against `max_crashes`."""
+    """An attempt ended without a word of its handler. `crash_count` grew, unless it was given back at a shutdown."""
 
     attempt: int
     worker_id: str
     error: TaskError
-    is_crash: bool
+    crash_count: int
     next_step: NextStep
     retry_at: int | None = None
 
 
 class TaskUpdated(Message):
-    """A waiting task was changed; an absent field stayed as it was."""
+    """A waiting task was changed; `spec` is the whole new one."""
 
+    spec: TaskSpec
     status: Status
     next_run_at: int
     deadline_at: int | None = None
-    priority: Priority | None = None
-    payload: bytes | None = None
-    content_type: str | None = None
-    metadata: dict[str, str] | None = None
 
 
 class TaskCancelRequested(Message):
