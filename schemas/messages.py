@@ -87,7 +87,7 @@ class Message(msgspec.Struct, frozen=True):
 # --- values inside messages -------------------------------------------------------------------------------------------
 
 
-class RetryPolicy(Message):
+class RetryPolicy(Message, frozen=True, kw_only=True):
     """When a failed attempt is tried again. Delay of retry k, before jitter: exponential `delay·factor^(k-1)`."""
 
     max_attempts: int = 4
@@ -101,7 +101,7 @@ class RetryPolicy(Message):
     give_up_on: tuple[str, ...] = ()
 
 
-class TaskSpec(Message):
+class TaskSpec(Message, frozen=True, kw_only=True):
     """What the submitter asked for. It changes only by an update of a waiting task."""
 
     task_type: str
@@ -120,7 +120,7 @@ class TaskSpec(Message):
     idempotency_key: str | None = None
 
 
-class TaskError(Message):
+class TaskError(Message, frozen=True, kw_only=True):
     """Why an attempt did not succeed. Texts are bounded where they are made (`workers.execution`)."""
 
     kind: ErrorKind
@@ -131,7 +131,7 @@ class TaskError(Message):
     verdict: Verdict = Verdict.UNKNOWN
 
 
-class Task(Message):
+class Task(Message, frozen=True, kw_only=True):
     """A live task as its shard knows it; also its record in `shard-state`. The fold of its events (`core.task`)."""
 
     task_id: str
@@ -157,7 +157,7 @@ class Task(Message):
     traceparent: str | None = None
 
 
-class EndedTask(Message):
+class EndedTask(Message, frozen=True, kw_only=True):
     """What a shard remembers of a task that ended, so that late reports and repeated submissions are recognised."""
 
     task_id: str
@@ -175,7 +175,7 @@ class EndedTask(Message):
 # --- requests: what clients ask of a task (topic task-requests) -------------------------------------------------------
 
 
-class SubmitTask(Message):
+class SubmitTask(Message, frozen=True, kw_only=True):
     """Run a task."""
 
     request_id: str
@@ -187,7 +187,7 @@ class SubmitTask(Message):
     traceparent: str | None = None
 
 
-class CancelTask(Message):
+class CancelTask(Message, frozen=True, kw_only=True):
     """Stop a task: at once if it waits, by signal if it runs."""
 
     request_id: str
@@ -196,7 +196,7 @@ class CancelTask(Message):
     reply_to: int | None = None
 
 
-class UpdateTask(Message):
+class UpdateTask(Message, frozen=True, kw_only=True):
     """Change a waiting task. An absent field stays as it is."""
 
     request_id: str
@@ -210,7 +210,7 @@ class UpdateTask(Message):
     reply_to: int | None = None
 
 
-class RedriveTask(Message):
+class RedriveTask(Message, frozen=True, kw_only=True):
     """Run a DEAD or FAILED task again, with fresh attempts. Carries what the view knew, up to `view_offset`."""
 
     request_id: str
@@ -219,7 +219,7 @@ class RedriveTask(Message):
     reply_to: int | None = None
 
 
-class DiscardTask(Message):
+class DiscardTask(Message, frozen=True, kw_only=True):
     """Take a DEAD task out of the dead-letter queue. Carries what the view knew, up to `view_offset`."""
 
     request_id: str
@@ -234,7 +234,7 @@ Request: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | Discar
 # --- reports: what workers tell (topic task-reports) ------------------------------------------------------------------
 
 
-class AttemptStarted(Message):
+class AttemptStarted(Message, frozen=True, kw_only=True):
     """A worker begins an attempt."""
 
     task_id: str
@@ -243,7 +243,7 @@ class AttemptStarted(Message):
     started_at: int
 
 
-class AttemptSucceeded(Message):
+class AttemptSucceeded(Message, frozen=True, kw_only=True):
     """The handler returned."""
 
     task_id: str
@@ -254,7 +254,7 @@ class AttemptSucceeded(Message):
     content_type: str = "application/json"
 
 
-class AttemptFailed(Message):
+class AttemptFailed(Message, frozen=True, kw_only=True):
     """The handler raised, or its time was over."""
 
     task_id: str
@@ -265,7 +265,7 @@ class AttemptFailed(Message):
     retry_after_ms: int | None = None
 
 
-class AttemptSnoozed(Message):
+class AttemptSnoozed(Message, frozen=True, kw_only=True):
     """The handler asks to be called again later; this does not use up an attempt."""
 
     task_id: str
@@ -276,7 +276,7 @@ class AttemptSnoozed(Message):
     reason: str | None = None
 
 
-class AttemptCancelled(Message):
+class AttemptCancelled(Message, frozen=True, kw_only=True):
     """A running attempt ended because of a cancel signal."""
 
     task_id: str
@@ -285,7 +285,7 @@ class AttemptCancelled(Message):
     finished_at: int
 
 
-class AttemptReturned(Message):
+class AttemptReturned(Message, frozen=True, kw_only=True):
     """A worker gives a task back: unstarted (no free slot, shutting down) or started and stopped at shutdown."""
 
     task_id: str
@@ -296,7 +296,7 @@ class AttemptReturned(Message):
     reason: str
 
 
-class AttemptCrashed(Message):
+class AttemptCrashed(Message, frozen=True, kw_only=True):
     """The process that ran the handler died; the worker itself lives."""
 
     task_id: str
@@ -306,7 +306,7 @@ class AttemptCrashed(Message):
     detail: str
 
 
-class AttemptCheckpointed(Message):
+class AttemptCheckpointed(Message, frozen=True, kw_only=True):
     """A long-running handler saved how far it came; the next attempt is given it."""
 
     task_id: str
@@ -316,14 +316,14 @@ class AttemptCheckpointed(Message):
     checkpoint: bytes
 
 
-class RunningAttempt(Message):
+class RunningAttempt(Message, frozen=True, kw_only=True):
     """An attempt that a worker's heartbeat vouches for."""
 
     task_id: str
     attempt: int
 
 
-class WorkerHeartbeat(Message):
+class WorkerHeartbeat(Message, frozen=True, kw_only=True):
     """A worker lives, runs these attempts of the shard, and has so many free slots. `is_last` says goodbye."""
 
     worker_id: str
@@ -349,7 +349,7 @@ Report: TypeAlias = (
 # --- what shards send after an event was acknowledged -----------------------------------------------------------------
 
 
-class ReadyTask(Message):
+class ReadyTask(Message, frozen=True, kw_only=True):
     """An attempt to be started by a worker (topics ready.<queue>.<priority>)."""
 
     task_id: str
@@ -381,7 +381,7 @@ class SignalKind(StrEnum):
     REVOKE = "revoke"  # the attempt is not yours (any more): stop it, report nothing
 
 
-class WorkerSignal(Message):
+class WorkerSignal(Message, frozen=True, kw_only=True):
     """A word to one worker about one attempt (topic worker-signals)."""
 
     worker_id: str
@@ -407,7 +407,7 @@ class Outcome(StrEnum):
     OVERLOADED = "overloaded"
 
 
-class Reply(Message):
+class Reply(Message, frozen=True, kw_only=True):
     """The decision on one request, sent once it is durable."""
 
     request_id: str
@@ -421,13 +421,13 @@ class Reply(Message):
     detail: str | None = None
 
 
-class Replies(Message):
+class Replies(Message, frozen=True, kw_only=True):
     """The decisions of one batch for one gateway (topic replies, partition = the gateway's)."""
 
     replies: tuple[Reply, ...]
 
 
-class ParkedTask(Message):
+class ParkedTask(Message, frozen=True, kw_only=True):
     """A task that waits in the delay wheel (topics delay.<level>): all that is needed to take it back into memory."""
 
     task: Task
@@ -437,7 +437,7 @@ class ParkedTask(Message):
 # --- events: what happened (topic task-events) ------------------------------------------------------------------------
 
 
-class TaskSubmitted(Message):
+class TaskSubmitted(Message, frozen=True, kw_only=True):
     """A submission was accepted. `status` is where the task begins."""
 
     spec: TaskSpec
@@ -447,17 +447,17 @@ class TaskSubmitted(Message):
     fingerprint: str | None = None
 
 
-class TaskReleased(Message):
+class TaskReleased(Message, frozen=True, kw_only=True):
     """The due time, or the time of the retry, came."""
 
 
-class TaskUnblocked(Message):
+class TaskUnblocked(Message, frozen=True, kw_only=True):
     """The tasks that it waited for are done."""
 
     next_run_at: int
 
 
-class TaskStarted(Message):
+class TaskStarted(Message, frozen=True, kw_only=True):
     """A worker began an attempt; the first to say so has it."""
 
     attempt: int
@@ -465,7 +465,7 @@ class TaskStarted(Message):
     started_at: int
 
 
-class TaskSucceeded(Message):
+class TaskSucceeded(Message, frozen=True, kw_only=True):
     """The task ended with a result."""
 
     attempt: int
@@ -475,7 +475,7 @@ class TaskSucceeded(Message):
     content_type: str
 
 
-class TaskAttemptFailed(Message):
+class TaskAttemptFailed(Message, frozen=True, kw_only=True):
     """An attempt failed; `next_step` says what comes of it, `retry_at` when."""
 
     attempt: int
@@ -488,7 +488,7 @@ class TaskAttemptFailed(Message):
     delay_ms: int = 0
 
 
-class TaskSnoozed(Message):
+class TaskSnoozed(Message, frozen=True, kw_only=True):
     """The handler asked to be called again at `next_run_at`."""
 
     attempt: int
@@ -499,7 +499,7 @@ class TaskSnoozed(Message):
     reason: str | None = None
 
 
-class TaskAttemptLost(Message):
+class TaskAttemptLost(Message, frozen=True, kw_only=True):
     """An attempt ended without a word of its handler. `crash_count` grew, unless it was given back at a shutdown."""
 
     attempt: int
@@ -510,7 +510,7 @@ class TaskAttemptLost(Message):
     retry_at: int | None = None
 
 
-class TaskUpdated(Message):
+class TaskUpdated(Message, frozen=True, kw_only=True):
     """A waiting task was changed; `spec` is the whole new one."""
 
     spec: TaskSpec
@@ -519,43 +519,43 @@ class TaskUpdated(Message):
     deadline_at: int | None = None
 
 
-class TaskCancelRequested(Message):
+class TaskCancelRequested(Message, frozen=True, kw_only=True):
     """A running task is to stop; its worker was told."""
 
     reason: str | None = None
 
 
-class TaskCancelled(Message):
+class TaskCancelled(Message, frozen=True, kw_only=True):
     """The task ended because somebody said so."""
 
     reason: str | None = None
 
 
-class TaskExpired(Message):
+class TaskExpired(Message, frozen=True, kw_only=True):
     """A deadline of the task passed: that of its start (FAILED), or that of the whole (DEAD)."""
 
     error: TaskError
     status: Status
 
 
-class TaskCheckpointed(Message):
+class TaskCheckpointed(Message, frozen=True, kw_only=True):
     """The running attempt saved how far it came."""
 
     attempt: int
     checkpoint: bytes
 
 
-class TaskRedriven(Message):
+class TaskRedriven(Message, frozen=True, kw_only=True):
     """An operator runs an ended task again. Carries the task, since its shard had forgotten it."""
 
     task: Task
 
 
-class TaskDiscarded(Message):
+class TaskDiscarded(Message, frozen=True, kw_only=True):
     """An operator took a dead task out of the dead-letter queue."""
 
 
-class TaskRejected(Message):
+class TaskRejected(Message, frozen=True, kw_only=True):
     """A request was refused, or was a repetition of one; nothing changed."""
 
     request: str
@@ -563,7 +563,7 @@ class TaskRejected(Message):
     detail: str | None = None
 
 
-class ShardOpened(Message):
+class ShardOpened(Message, frozen=True, kw_only=True):
     """A new owner begins. Events of lower epochs that come later in the log are void."""
 
     owner: str
@@ -590,7 +590,7 @@ EventBody: TypeAlias = (
 )
 
 
-class Event(Message):
+class Event(Message, frozen=True, kw_only=True):
     """A fact. It happened when it was acknowledged on its partition of `task-events`, and never otherwise.
 
     `version` counts the entity's events from 1; 0 marks one that changes no entity (a refusal, an opening).
@@ -608,7 +608,7 @@ class Event(Message):
     traceparent: str | None = None
 
 
-class ShardCheckpoint(Message):
+class ShardCheckpoint(Message, frozen=True, kw_only=True):
     """How far `shard-state` reaches: the fold of the events before `next_offset`."""
 
     epoch: int
