@@ -1,0 +1,22 @@
+"""The names of the topics. How many partitions they have, and how long they keep, is in `infra.topics`."""
+
+from __future__ import annotations
+
+from schemas.messages import Priority
+
+TASK_REQUESTS = "task-requests"  # one partition a shard; key = routing key
+TASK_REPORTS = "task-reports"  # one partition a shard
+TASK_EVENTS = "task-events"  # one partition a shard: the commit log
+WORKER_SIGNALS = "worker-signals"  # every worker reads all of it
+REPLIES = "replies"  # one partition a gateway
+INPUT_TOPICS = (TASK_REQUESTS, TASK_REPORTS)
+
+
+def ready_topic(queue: str, priority: Priority) -> str:
+    """Where the attempts of a queue and priority wait for a worker."""
+    return f"ready.{queue}.{priority}"
+
+
+def worker_group(queue: str) -> str:
+    """The group that shares the ready topics of a queue."""
+    return f"workers.{queue}"
