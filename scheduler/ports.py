@@ -237,14 +237,24 @@ class TaskPage(NamedTuple):
     cursor: str | None
 
 
+class Position(NamedTuple):
+    """How far the view reaches in an events partition, and the highest epoch that was opened before that offset."""
+
+    next_offset: int
+    epoch: int
+
+
 class View(Protocol):
     """Status as readers see it. Written by the projector alone; may be thrown away and rebuilt from the events."""
 
-    def positions(self) -> Mapping[int, int]:
-        """By events partition, the offset of the next event to apply."""
+    def positions(self) -> Mapping[int, Position]:
+        """By events partition, where to go on; a partition of which nothing was applied is absent."""
 
-    def apply(self, partition: int, changes: Sequence[TaskChange], next_offset: int) -> None:
-        """Upsert the rows and move the position, whole or not at all. A change at or below the position is ignored."""
+    def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
+        """Upsert the rows and move the position, whole or not at all.
+
+        Nothing happens if `position.next_offset` is not beyond the present one: it was applied before.
+        """
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its attempts in order, or None if no event of it was applied yet."""

@@ -168,7 +168,6 @@ class EndedTask(Message, frozen=True, kw_only=True):
     created_at: int
     scheduled_at: int
     keep_until: int
-    offset: int
     fingerprint: str | None = None
 
 
@@ -614,5 +613,4 @@ class ShardCheckpoint(Message, frozen=True, kw_only=True):
     epoch: int
     next_offset: int
     positions: dict[str, int]
-    forgotten_offset: int
     taken_at: int
