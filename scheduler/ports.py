@@ -92,6 +92,7 @@ class Log(Protocol):
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Send entries, in order in each partition, after all that this connection appended before. Does not wait.
 
+        Leaves no holes: when an append fails, so does all that was appended after it until `poll` has reported that.
         Raises Retriable if the bounded buffer is full (nothing of the call was taken).
         """
 
@@ -133,11 +134,12 @@ class StateStore(Protocol):
         self,
         shard: int,
         token: int,
-        changes: Mapping[bytes, bytes | None],
+        changes: Iterable[tuple[bytes, bytes | None]],
         on_done: Callable[[TidewheelIOError | None], None],
     ) -> None:
         """Apply all changes (None removes) or none, in the background; `on_done` is called once, from any thread.
 
+        `changes` is iterated in the background thread too, so that a caller may encode lazily there.
         Fenced: another one took over, nothing was written.
         """
 
@@ -209,12 +211,14 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 class TaskChange(msgspec.Struct, kw_only=True):
     """What a run of events did to one row: new values by column name of `TaskRow`; absent columns keep theirs.
 
-    `attempts` holds, by attempt number, new values by column name of `AttemptRow`.
+    `attempts` holds, by attempt number, new values by column name of `AttemptRow`. With `is_new` the task begins here:
+    nothing stays of an earlier one under this id, whose shard had forgotten it; neither columns nor attempts.
     """
 
     task_id: str
     columns: dict[str, Any]
     attempts: dict[int, dict[str, Any]]
+    is_new: bool = False
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,9 @@
 
 All are frozen. Instants are integer microseconds of Unix time (`…_at`), durations say their unit (`…_ms`). Payloads,
 results and checkpoints are opaque bytes. A message's Avro schema is `avro/<Name>.avsc`, with the meaning of each field.
+
+The UNKNOWN of an enumeration (but for a verdict) is never chosen: a reader sees it in place of a symbol that only a
+newer version knows. An enumeration without it declares in its Avro schema what an older reader sees.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class Status(StrEnum):
     FAILED = "FAILED"
     DEAD = "DEAD"
     CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
 
 
 class Backoff(StrEnum):
@@ -69,6 +73,7 @@ class ErrorKind(StrEnum):
     LOST = "lost"  # the worker went away
     DEADLINE = "deadline"  # the task's own deadline passed
     UNKNOWN_TYPE = "unknown_type"  # no worker of the queue knows the task type
+    UNKNOWN = "unknown"  # found in a way that only a newer version knows
 
 
 class NextStep(StrEnum):
@@ -78,6 +83,7 @@ class NextStep(StrEnum):
     FAILED = "failed"
     DEAD = "dead"
     CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -234,9 +240,10 @@ Request: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | Discar
 
 
 class AttemptStarted(Message, frozen=True, kw_only=True):
-    """A worker begins an attempt."""
+    """A worker begins an attempt. `task_version` is that of the ready record: an update in between voids it."""
 
     task_id: str
+    task_version: int
     attempt: int
     worker_id: str
     started_at: int
@@ -352,6 +359,7 @@ class ReadyTask(Message, frozen=True, kw_only=True):
     """An attempt to be started by a worker (topics ready.<queue>.<priority>)."""
 
     task_id: str
+    task_version: int
     attempt: int
     shard: int
     task_type: str
@@ -378,16 +386,22 @@ class SignalKind(StrEnum):
 
     CANCEL = "cancel"  # the task was cancelled: stop it cooperatively, kill it after the grace
     REVOKE = "revoke"  # the attempt is not yours (any more): stop it, report nothing
+    UNKNOWN = "unknown"  # a word that only a newer version knows: leave the attempt alone
 
 
 class WorkerSignal(Message, frozen=True, kw_only=True):
-    """A word to one worker about one attempt (topic worker-signals)."""
+    """A word to one worker about one attempt (topic worker-signals).
+
+    With `task_version` it is about the start from just that ready record: an attempt whose start was refused keeps its
+    number, so the same worker may well be given it again.
+    """
 
     worker_id: str
     task_id: str
     attempt: int
     kind: SignalKind
     reason: str
+    task_version: int | None = None
     grace_ms: int = 10_000
 
 
@@ -404,6 +418,7 @@ class Outcome(StrEnum):
     VIEW_BEHIND = "view_behind"
     INVALID = "invalid"
     OVERLOADED = "overloaded"
+    UNKNOWN = "unknown"
 
 
 class Reply(Message, frozen=True, kw_only=True):

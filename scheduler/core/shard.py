@@ -1,0 +1,513 @@
+"""The state machine of one partition: inputs and time in, events and their effects out.
+
+`handle` and `fire_timers` decide, and fold what they decided at once; the effects they return may be released only
+when the events are acknowledged. What is kept beside the folded state (timers, dispatch, who was heard when) is
+derived from it or forgotten at no harm, and built anew by `on_loaded`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from scheduler.core import decisions
+from scheduler.core.decisions import NOTHING, Decision
+from scheduler.core.dispatch import Dispatch
+from scheduler.core.task import TERMINAL, evolve
+from scheduler.core.timers import Timers
+from schemas.messages import (
+    AttemptCancelled,
+    AttemptCheckpointed,
+    AttemptCrashed,
+    AttemptFailed,
+    AttemptReturned,
+    AttemptSnoozed,
+    AttemptStarted,
+    AttemptSucceeded,
+    CancelTask,
+    DiscardTask,
+    EndedTask,
+    Event,
+    EventBody,
+    Message,
+    Outcome,
+    ReadyTask,
+    RedriveTask,
+    Reply,
+    Report,
+    Request,
+    Status,
+    SubmitTask,
+    Task,
+    TaskRedriven,
+    TaskRejected,
+    TaskSubmitted,
+    UpdateTask,
+    WorkerHeartbeat,
+    WorkerSignal,
+)
+
+TIMERS_PER_STEP = 500  # a herd of timers is released in batches, so that inputs are not kept waiting
+RECHECK_US = 200_000  # how soon a silent worker is judged again while its reports may still be unread
+
+
+class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What may differ between clusters."""
+
+    ready_partitions: int = 4
+    tasks_max: int = 1_000_000  # live tasks of a shard: about 1.5 KB each beside the payload
+    ended_kept_us: int = 30_000_000  # so long an ended task is recognised: longer than the view lags
+    idempotency_window_us: int = 24 * 3600 * 1_000_000
+    worker_timeout_us: int = 6_000_000  # three heartbeats
+
+
+class Source(NamedTuple):
+    """The input that is decided."""
+
+    topic: str
+    offset: int
+
+
+class Effects(NamedTuple):
+    """Events, and what may be released once they are acknowledged. Replies go to the gateway named beside them."""
+
+    events: list[Event]
+    replies: list[tuple[int, Reply]]
+    signals: list[WorkerSignal]
+
+    @classmethod
+    def none(cls) -> Effects:
+        """No events, no effects."""
+        return cls([], [], [])
+
+
+class ShardState:
+    """The fold of a shard's valid events: the same on every owner."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.ended: dict[str, EndedTask] = {}
+        self.epoch = 0
+        self.positions: dict[str, int] = {}
+
+
+class Shard:
+    """One owner's copy of a shard."""
+
+    def __init__(self, shard: int, settings: ShardSettings, rng: Random) -> None:
+        self.shard = shard
+        self.state = ShardState()
+        self.changed: set[str] = set()  # entities to be written by the next checkpoint
+        self.forgotten_offset = -1  # all that ended and was forgotten did so at or before this event
+        self.drained_at = 0  # when all reports that were there had been read
+        self.stale_reports = 0
+        self._settings = settings
+        self._rng = rng
+        self._is_loaded = False
+        self._timers = Timers()
+        self._dispatch = Dispatch(settings.ready_partitions)
+        self._heard: dict[str, int] = {}
+        self._running: dict[str, set[str]] = {}
+        self._worker_heard: dict[str, int] = {}
+        self._forget: tuple[deque[tuple[int, str, int]], deque[tuple[int, str, int]]] = (deque(), deque())
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def evolve(self, event: Event) -> None:
+        """Fold an event. One that is not its entity's next is dropped: it is void, or was folded already."""
+        state = self.state
+        if event.source_topic is not None and event.source_offset is not None:
+            state.positions[event.source_topic] = event.source_offset + 1
+        if event.version == 0 or not self._is_next(event):
+            return
+        task_id = event.entity_id
+        before = state.tasks.get(task_id)
+        ended = state.ended.get(task_id)
+        if before is None and not isinstance(event.body, TaskSubmitted | TaskRedriven):
+            if ended is not None:  # a discard
+                state.ended[task_id] = msgspec.structs.replace(ended, version=event.version)
+                self.changed.add(task_id)
+            return
+        after = evolve(before, event)
+        self.changed.add(task_id)
+        if after.status in TERMINAL:
+            state.tasks.pop(task_id, None)
+            state.ended[task_id] = self._ended(after)
+        else:
+            state.tasks[task_id] = after
+            if ended is not None:
+                del state.ended[task_id]
+        if self._is_loaded:
+            self._track(before, after, event.at)
+
+    def _is_next(self, event: Event) -> bool:
+        known = self.known(event.entity_id)
+        if known is not None:
+            return event.version == known.version + 1
+        body = event.body
+        if isinstance(body, TaskRedriven):
+            return event.version == body.task.version + 1
+        return isinstance(body, TaskSubmitted) and event.version == 1
+
+    def known(self, task_id: str) -> Task | EndedTask | None:
+        """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
+        return self.state.tasks.get(task_id) or self.state.ended.get(task_id)
+
+    def _ended(self, task: Task) -> EndedTask:
+        settings = self._settings
+        kept_us = settings.ended_kept_us if task.spec.idempotency_key is None else settings.idempotency_window_us
+        return EndedTask(
+            task_id=task.task_id,
+            status=task.status,
+            version=task.version,
+            attempt=task.attempt,
+            ended_at=task.updated_at,
+            created_at=task.created_at,
+            scheduled_at=task.spec.scheduled_at or task.created_at,
+            # An idempotency key is remembered from the submission on, whatever happened since.
+            keep_until=max(task.updated_at + settings.ended_kept_us, task.created_at + kept_us),
+            fingerprint=task.fingerprint,
+        )
+
+    # --- loading -------------------------------------------------------------------------------------------------
+
+    def restore(self, entity: Task | EndedTask) -> None:
+        """Take an entity from a checkpoint."""
+        if isinstance(entity, Task):
+            self.state.tasks[entity.task_id] = entity
+        else:
+            self.state.ended[entity.task_id] = entity
+
+    def on_loaded(self, now: int, offset: int) -> None:
+        """All events up to `offset` are folded: derive the rest and begin to act."""
+        self._is_loaded = True
+        for task in self.state.tasks.values():
+            self._track(None, task, now)
+        pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
+        for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
+            self._dispatch.offer(task)
+        for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
+            self._will_forget(ended, offset)
+
+    def _track(self, before: Task | None, after: Task, now: int) -> None:
+        task_id, status = after.task_id, after.status
+        if before is not None:
+            if before.status is Status.PENDING:
+                self._dispatch.started(task_id) if status is Status.RUNNING else self._dispatch.forget(task_id)
+            elif before.status is Status.RUNNING and status is not Status.RUNNING:
+                self._heard.pop(task_id, None)
+                self._running.get(before.worker_id or "", set()).discard(task_id)
+        if status in TERMINAL:
+            self._timers.cancel(task_id)
+            return
+        if status is Status.RUNNING and (before is None or before.status is not Status.RUNNING):
+            self._heard[task_id] = now
+            self._running.setdefault(after.worker_id or "", set()).add(task_id)
+            self._expect(after.worker_id or "", now)
+        self._set_timer(after)
+
+    def _set_timer(self, task: Task) -> None:
+        at = decisions.wake_at(task, self._heard.get(task.task_id, 0))
+        if at is None:
+            self._timers.cancel(task.task_id)
+        else:
+            self._timers.set(task.task_id, at)
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+
+    def handle(self, message: Message, source: Source, now: int) -> Effects:
+        """Decide one input and fold what follows. Messages that a shard does not take raise TypeError."""
+        if isinstance(message, Request):
+            return self._handle_request(message, source, now)
+        if isinstance(message, WorkerHeartbeat):
+            return self._handle_heartbeat(message, now)
+        if isinstance(message, Report):
+            return self._handle_report(message, source, now)
+        raise TypeError(f"{type(message).__name__} is no input of a shard")
+
+    def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
+        entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
+        task_id = entity.task_id or ""
+        known = self.known(task_id)
+        decision = self._decide_request(known, request, now)
+        spec = request.spec if isinstance(request, SubmitTask) else None
+        tenant_id = spec.tenant_id if spec else known.spec.tenant_id if isinstance(known, Task) else ""
+        if decision.body is None:
+            body = TaskRejected(request=type(request).__name__, outcome=decision.outcome, detail=decision.detail)
+            event = self._event(task_id, tenant_id, 0, body, now, source)
+        else:
+            version = known.version if known else 0 if spec else entity.version  # type: ignore[union-attr]
+            event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
+            if isinstance(request, SubmitTask) and request.traceparent is not None:
+                event = msgspec.structs.replace(event, traceparent=request.traceparent)
+        self.evolve(event)
+        effects = Effects([event], [], [decision.signal] if decision.signal else [])
+        if request.reply_to is not None:
+            effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
+        return effects
+
+    def _decide_request(self, known: Task | EndedTask | None, request: Request, now: int) -> Decision:
+        match request:
+            case SubmitTask():
+                if known is None and len(self.state.tasks) >= self._settings.tasks_max:
+                    return Decision(None, Outcome.OVERLOADED, f"the shard holds {self._settings.tasks_max} tasks")
+                return decisions.decide_submit(known, request, now)
+            case CancelTask():
+                return decisions.decide_cancel(known, request)
+            case UpdateTask():
+                return decisions.decide_update(known, request, now)
+            case RedriveTask():
+                return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset)
+            case DiscardTask():
+                return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
+
+    def _reply(self, request_id: str, task_id: str, decision: Decision, now: int) -> Reply:
+        known = self.known(task_id)
+        scheduled_at = None
+        if isinstance(known, Task):
+            scheduled_at = known.spec.scheduled_at or known.created_at
+        elif known is not None:
+            scheduled_at = known.scheduled_at
+        return Reply(
+            request_id=request_id,
+            outcome=decision.outcome,
+            task_id=task_id,
+            status=known.status if known else None,
+            version=known.version if known else 0,
+            created_at=known.created_at if known else None,
+            scheduled_at=scheduled_at,
+            decided_at=now,
+            detail=decision.detail,
+        )
+
+    def _handle_report(self, report: Report, source: Source, now: int) -> Effects:
+        known = self.known(report.task_id)  # type: ignore[union-attr]
+        if isinstance(report, AttemptStarted):
+            return self._applied(known, decisions.decide_started(known, report), source, now)
+        if isinstance(report, AttemptReturned) and not report.is_started:
+            if isinstance(known, Task) and known.status is Status.PENDING and report.attempt == known.attempt + 1:
+                self._dispatch.given_back(known, now, is_full=report.reason == "no free slot")
+            return Effects.none()
+        if not isinstance(known, Task) or not decisions.is_current(known, report):  # type: ignore[arg-type]
+            self.stale_reports += 1
+            return Effects.none()
+        self._heard[known.task_id] = now
+        return self._applied(known, self._decide_report(known, report, now), source, now)
+
+    def _decide_report(self, task: Task, report: Report, now: int) -> Decision:
+        match report:
+            case AttemptSucceeded():
+                return decisions.decide_succeeded(task, report)
+            case AttemptFailed():
+                return decisions.decide_failed(task, report, now, self._rng)
+            case AttemptSnoozed():
+                return decisions.decide_snoozed(task, report, now)
+            case AttemptCancelled():
+                return decisions.decide_cancelled(task, report)
+            case AttemptCrashed():
+                return decisions.decide_lost(task, report.detail, is_crash=True)
+            case AttemptReturned():
+                return decisions.decide_lost(task, f"given back: {report.reason}", is_crash=False)
+            case AttemptCheckpointed():
+                return decisions.decide_checkpointed(task, report)
+        return NOTHING
+
+    def _handle_heartbeat(self, heartbeat: WorkerHeartbeat, now: int) -> Effects:
+        worker_id = heartbeat.worker_id
+        if heartbeat.free_slots > 0:
+            self._dispatch.unblock()
+        effects = Effects.none()
+        vouched = set()
+        for running in heartbeat.running:
+            task = self.state.tasks.get(running.task_id)
+            if task is None or (task.status, task.attempt, task.worker_id) != (
+                Status.RUNNING,
+                running.attempt,
+                worker_id,
+            ):
+                reason = "the attempt is not this worker's any more"
+                effects.signals.append(decisions.revoke_signal(running.task_id, running.attempt, worker_id, reason))
+                continue
+            vouched.add(task.task_id)
+            self._heard[task.task_id] = now
+            if task.cancel_requested_at is not None:
+                effects.signals.append(decisions.cancel_signal(task))
+        # A worker's reports come in order: what it does not name now, it neither runs nor has reported on.
+        reason = "its worker shut down" if heartbeat.is_last else "its worker does not run it"
+        for task_id in sorted(self._running.get(worker_id, set()) - vouched):
+            self._lose(task_id, reason, effects, now, is_crash=not heartbeat.is_last)
+        self._expect(worker_id, now)
+        return effects
+
+    def _lose(self, task_id: str, reason: str, effects: Effects, now: int, *, is_crash: bool) -> None:
+        task = self.state.tasks[task_id]
+        decision = decisions.decide_lost(task, reason, is_crash=is_crash)
+        _extend(effects, self._applied(task, decision, None, now))
+
+    def _applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
+        effects = Effects([], [], [decision.signal] if decision.signal else [])
+        if decision.body is not None and isinstance(task, Task):
+            tenant_id = task.spec.tenant_id
+            event = self._event(task.task_id, tenant_id, task.version + 1, decision.body, now, source, task.traceparent)
+            self.evolve(event)
+            effects.events.append(event)
+        return effects
+
+    def _event(
+        self,
+        entity_id: str,
+        tenant_id: str,
+        version: int,
+        body: EventBody,
+        now: int,
+        source: Source | None,
+        traceparent: str | None = None,
+    ) -> Event:
+        return Event(
+            entity_id=entity_id,
+            tenant_id=tenant_id,
+            version=version,
+            epoch=self.state.epoch,
+            at=now,
+            body=body,
+            source_topic=source.topic if source else None,
+            source_offset=source.offset if source else None,
+            traceparent=traceparent,
+        )
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def fire_timers(self, now: int) -> Effects:
+        """Decide what the clock caused by `now`; a herd takes several calls."""
+        effects = Effects.none()
+        for key in self._timers.pop_due(now, TIMERS_PER_STEP):
+            if key.startswith(_WORKER):
+                self._judge_worker(key.removeprefix(_WORKER), effects, now)
+            elif (task := self.state.tasks.get(key)) is not None:
+                self._fire(task, effects, now)
+        return effects
+
+    def _fire(self, task: Task, effects: Effects, now: int) -> None:
+        heard_at = self._heard.get(task.task_id, 0)
+        if heard_at > self.drained_at - task.spec.lease_ms * 1000:
+            heard_at = max(heard_at, now - task.spec.lease_ms * 1000 + RECHECK_US)  # its heartbeat may be unread
+        decision = decisions.decide_timer(task, heard_at, now, self._rng)
+        if decision.body is None:
+            self._timers.set(task.task_id, decisions.wake_at(task, heard_at) or now + RECHECK_US)
+        else:
+            _extend(effects, self._applied(task, decision, None, now))
+
+    def _expect(self, worker_id: str, now: int) -> None:
+        if self._running.get(worker_id):
+            self._worker_heard[worker_id] = now
+            self._timers.set(_WORKER + worker_id, now + self._settings.worker_timeout_us)
+
+    def _judge_worker(self, worker_id: str, effects: Effects, now: int) -> None:
+        running = self._running.get(worker_id, set())
+        heard_at = self._worker_heard.get(worker_id, now)
+        if running and self.drained_at < heard_at + self._settings.worker_timeout_us:
+            self._timers.set(_WORKER + worker_id, now + RECHECK_US)  # its heartbeat may be among the unread reports
+            return
+        seconds = (now - heard_at) / 1e6
+        for task_id in sorted(running):
+            self._lose(task_id, f"its worker was silent for {seconds:.1f} s", effects, now, is_crash=True)
+        self._running.pop(worker_id, None)
+        self._worker_heard.pop(worker_id, None)
+
+    def next_at(self) -> int | None:
+        """When the shard must be called again even without an input."""
+        instants = (self._timers.next_at(), self._dispatch.next_at(), self._next_forget_at())
+        return min((at for at in instants if at is not None), default=None)
+
+    # --- after the acknowledgement -------------------------------------------------------------------------------
+
+    def acknowledged(self, events: Iterable[Event], offset: int) -> None:
+        """The events are in the log, the last one at `offset`: what became pending may be sent out."""
+        tasks, ended = self.state.tasks, self.state.ended
+        for event in events:
+            task = tasks.get(event.entity_id)
+            if task is not None:
+                if task.status is Status.PENDING and task.version == event.version:
+                    self._dispatch.offer(task)
+            elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
+                self._will_forget(known, offset)
+
+    def dispatch(self, now: int) -> list[tuple[int, ReadyTask]]:
+        """Records to be sent, each with its ready partition."""
+        return [(out.partition, self._ready(self.state.tasks[out.task_id])) for out in self._dispatch.pick(now)]
+
+    def _ready(self, task: Task) -> ReadyTask:
+        spec = task.spec
+        return ReadyTask(
+            task_id=task.task_id,
+            task_version=task.version,
+            attempt=task.attempt + 1,
+            shard=self.shard,
+            task_type=spec.task_type,
+            queue=spec.queue,
+            priority=spec.priority,
+            tenant_id=spec.tenant_id,
+            payload=spec.payload,
+            content_type=spec.content_type,
+            metadata=spec.metadata,
+            scheduled_at=spec.scheduled_at or task.created_at,
+            lease_ms=spec.lease_ms,
+            timeout_ms=spec.timeout_ms,
+            deadline_at=task.deadline_at,
+            failure_count=task.failure_count,
+            crash_count=task.crash_count,
+            max_attempts=spec.retry.max_attempts,
+            checkpoint=task.checkpoint,
+            idempotency_key=spec.idempotency_key,
+            traceparent=task.traceparent,
+        )
+
+    def depth(self) -> dict[tuple[str, str], int]:
+        """Pending tasks by queue and priority."""
+        return {(queue, priority.value): count for (queue, priority), count in self._dispatch.depth().items()}
+
+    def memory(self) -> dict[str, int]:
+        """How many entries each structure holds; all are zero when nothing lives and enough time has passed."""
+        return {
+            "tasks": len(self.state.tasks),
+            "ended": len(self.state.ended),
+            "timers": len(self._timers),
+            "pending": sum(self._dispatch.depth().values()),
+            "heard": len(self._heard),
+            "workers": len(self._running) + len(self._worker_heard),
+            "to forget": sum(map(len, self._forget)),
+        }
+
+    # --- forgetting ----------------------------------------------------------------------------------------------
+
+    def _will_forget(self, ended: EndedTask, offset: int) -> None:
+        # Two queues, since each is in order of time only among tasks that are kept equally long.
+        is_keyed = ended.keep_until > ended.ended_at + self._settings.ended_kept_us
+        self._forget[is_keyed].append((ended.keep_until, ended.task_id, offset))
+
+    def _next_forget_at(self) -> int | None:
+        return min((queue[0][0] for queue in self._forget if queue), default=None)
+
+    def forget_ended(self, now: int) -> None:
+        """Drop what is remembered of tasks that ended long enough ago."""
+        for queue in self._forget:
+            while queue and queue[0][0] <= now:
+                keep_until, task_id, offset = queue.popleft()
+                ended = self.state.ended.get(task_id)
+                if ended is not None and ended.keep_until == keep_until:
+                    del self.state.ended[task_id]
+                    self.changed.add(task_id)
+                    self.forgotten_offset = max(self.forgotten_offset, offset)
+
+
+_WORKER = "worker/"  # a task id has no slash, so that the keys of both kinds of timers never meet
+
+
+def _extend(effects: Effects, more: Effects) -> None:
+    effects.events.extend(more.events)
+    effects.replies.extend(more.replies)
+    effects.signals.extend(more.signals)

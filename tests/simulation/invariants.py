@@ -1,0 +1,213 @@
+"""What must hold after every step (design: invariants), seen from outside: by folding the raw log as any reader would."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from schemas.codec import Codec
+from schemas.ids import shard_of
+from schemas.messages import (
+    EndedTask,
+    Event,
+    Message,
+    Outcome,
+    ReadyTask,
+    Replies,
+    ShardCheckpoint,
+    ShardOpened,
+    Status,
+    Task,
+    TaskRedriven,
+    TaskReleased,
+    TaskStarted,
+    TaskSubmitted,
+)
+from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from scheduler.core.task import TERMINAL, evolve
+from scheduler.ports import Entry, TopicPartition
+from scheduler.runtime import CHECKPOINT_KEY, Phase, ShardHost
+from tests.simulation.world import SimStates, World
+
+CLOCK_ERROR_US = 2_000_000  # how wrong a simulated clock may be
+
+
+class Violated(AssertionError):
+    """An invariant does not hold."""
+
+
+class Facts:
+    """The valid history, kept up to date as events land, and what it says of every task."""
+
+    def __init__(self, world: World, codec: Codec) -> None:
+        self._world, self._codec = world, codec
+        self._read: dict[int, int] = defaultdict(int)
+        self.epochs: dict[int, int] = defaultdict(int)
+        self.tasks: dict[str, Task] = {}
+        self.history: dict[str, list[tuple[int, Task]]] = defaultdict(list)
+        self.pending_versions: set[tuple[str, int]] = set()
+        self.decided: Counter[tuple[str, int, int]] = Counter()
+        self.starts: Counter[tuple[str, int]] = Counter()
+        self.rejections: set[bytes] = set()
+        self.outcomes: Counter[Status] = Counter()
+        self.events = 0
+        world.on_append.append(self.check_effect)
+
+    def read(self) -> None:
+        """Take in what landed since the last call."""
+        for shard in range(self._world.shards):
+            records = self._world.partitions[TopicPartition(TASK_EVENTS, shard)]
+            for record in records[self._read[shard] :]:
+                event = self._codec.decode(record.value or b"")
+                assert isinstance(event, Event)
+                if isinstance(event.body, ShardOpened):
+                    self.epochs[shard] = max(self.epochs[shard], event.epoch)
+                elif event.epoch >= self.epochs[shard]:
+                    self._take(shard, record.offset, event, record.value or b"")
+            self._read[shard] = len(records)
+
+    def _take(self, shard: int, offset: int, event: Event, raw: bytes) -> None:
+        is_new = self._fold(offset, event) if event.version else raw not in self.rejections
+        if not event.version:
+            self.rejections.add(raw)
+        if not is_new:
+            return
+        self.events += 1
+        if event.source_topic is not None:
+            source = event.source_topic, shard, event.source_offset or 0
+            self.decided[source] += 1
+            if self.decided[source] > 1:
+                raise Violated(f"3: input {source} was decided twice, again as {event}")
+
+    def _fold(self, offset: int, event: Event) -> bool:
+        """Whether the event is its task's next; checks timing and starts."""
+        before, body = self.tasks.get(event.entity_id), event.body
+        is_next = event.version == before.version + 1 if before else isinstance(body, TaskSubmitted)
+        if not is_next:
+            if before and isinstance(body, TaskSubmitted) and event.at != before.created_at:
+                raise Violated(f"3: task {event.entity_id} was accepted a second time: {event}")
+            return False
+        if isinstance(body, TaskReleased) and before and event.at < (before.next_run_at or 0):
+            raise Violated(f"4: {event.entity_id} was released {before.next_run_at - event.at} us early")  # type: ignore[operator]
+        if isinstance(body, TaskStarted):
+            self.starts[event.entity_id, body.attempt] += 1
+            if self.starts[event.entity_id, body.attempt] > 1:
+                raise Violated(f"6: attempt {body.attempt} of {event.entity_id} was started twice")
+            if before and body.attempt != before.attempt + 1:
+                raise Violated(f"6: attempt {body.attempt} of {event.entity_id} follows {before.attempt}")
+        live = None if before and before.status in TERMINAL and isinstance(body, TaskRedriven) else before
+        after = evolve(live, event)  # raises if the table does not allow it (invariant 5)
+        self.tasks[event.entity_id] = after
+        self.history[event.entity_id].append((offset, after))
+        if after.status is Status.PENDING:
+            self.pending_versions.add((event.entity_id, after.version))
+        if after.status in TERMINAL:
+            self.outcomes[after.status] += 1
+        return True
+
+    def view(self, task_id: str, lag: int) -> tuple[Task | None, int]:
+        """The task as a projector shows it that is `lag` events behind, and the offset that it has applied up to."""
+        shard = shard_of(task_id, self._world.shards)
+        offset = max(0, self._read[shard] - lag)
+        shown = [task for at, task in self.history[task_id] if at < offset]
+        return (shown[-1] if shown else None), offset
+
+    # --- invariant 1: an effect follows a valid, landed event -----------------------------------------------------
+
+    def check_effect(self, who: str, entry: Entry) -> None:
+        """Called at every append of anyone, before it travels."""
+        if entry.topic in (TASK_EVENTS, TASK_REQUESTS, TASK_REPORTS):
+            return
+        self.read()
+        message: Message = self._codec.decode(entry.value or b"")
+        if isinstance(message, ReadyTask):
+            if (message.task_id, message.task_version) not in self.pending_versions:
+                raise Violated(f"1: {who} sent {message.task_id} v{message.task_version}, which no valid event made pending")
+        elif isinstance(message, Replies):
+            for reply in message.replies:
+                if reply.outcome is Outcome.ACCEPTED and reply.task_id not in self.tasks:
+                    raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
+
+
+def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
+    """Invariant 2: an owner that has nothing in flight holds just what the log says."""
+    for host in hosts:
+        is_current = host.phase is Phase.ACTIVE and host.shard.state.epoch == facts.epochs[host.shard_id]
+        if not is_current or host.has_unacknowledged():
+            continue
+        expected = _live(facts, host.shard_id)
+        if host.shard.state.tasks != expected:
+            raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(host.shard.state.tasks, expected)}")
+
+
+def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, world: World) -> None:
+    """Invariant 2 again: the checkpoint and the valid events after it give what all events give."""
+    stored = {key: codec.decode(value) for key, value in states.states[shard].items()}
+    checkpoint = stored.pop(CHECKPOINT_KEY, None)
+    if not isinstance(checkpoint, ShardCheckpoint):
+        return
+    tasks = {task.task_id: task for task in stored.values() if isinstance(task, Task)}
+    ended = {task.task_id: task for task in stored.values() if isinstance(task, EndedTask)}
+    epoch = checkpoint.epoch
+    for record in world.partitions[TopicPartition(TASK_EVENTS, shard)][checkpoint.next_offset :]:
+        event = codec.decode(record.value or b"")
+        assert isinstance(event, Event)
+        if isinstance(event.body, ShardOpened):
+            epoch = max(epoch, event.epoch)
+        elif event.epoch >= epoch and event.version:
+            _fold_into(tasks, ended, event)
+    expected = _live(facts, shard)
+    if tasks != expected:
+        raise Violated(f"2: the checkpoint of shard {shard} leads to other tasks: {_difference(tasks, expected)}")
+
+
+def _fold_into(tasks: dict[str, Task], ended: dict[str, EndedTask], event: Event) -> None:
+    before = tasks.get(event.entity_id)
+    if before is not None:
+        is_next = event.version == before.version + 1
+    elif isinstance(event.body, TaskRedriven):
+        is_next = event.version == event.body.task.version + 1
+    else:
+        is_next = isinstance(event.body, TaskSubmitted) and event.entity_id not in ended
+    if is_next:
+        after = evolve(before, event)
+        tasks[event.entity_id] = after
+        if after.status in TERMINAL:
+            del tasks[event.entity_id]
+            ended[event.entity_id] = EndedTask(
+                task_id=after.task_id, status=after.status, version=after.version, attempt=0, ended_at=0, created_at=0,
+                scheduled_at=0, keep_until=0,
+            )  # fmt: skip
+        else:
+            ended.pop(event.entity_id, None)
+
+
+def _live(facts: Facts, shard: int) -> dict[str, Task]:
+    return {
+        task_id: task
+        for task_id, task in facts.tasks.items()
+        if task.status not in TERMINAL and shard_of(task_id, facts._world.shards) == shard
+    }
+
+
+def _difference(ours: dict[str, Task], theirs: dict[str, Task]) -> str:
+    ids = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+    return "; ".join(f"{i}: {_brief(ours.get(i))}, should be {_brief(theirs.get(i))}" for i in ids[:3])
+
+
+def _brief(task: Task | None) -> str:
+    return f"{task.status} v{task.version}" if task else "absent"
+
+
+def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
+    """After the chaos and a long time: all was decided, all has ended, nothing is left in memory."""
+    for shard in range(world.shards):
+        for record in world.partitions[TopicPartition(TASK_REQUESTS, shard)]:
+            if facts.decided[TASK_REQUESTS, shard, record.offset] != 1:
+                raise Violated(f"3: request {record.offset} of shard {shard} was never decided")
+    unfinished = {i: task for i, task in facts.tasks.items() if task.status not in TERMINAL}
+    if unfinished:
+        raise Violated(f"3: never ended: {[f'{i} {_brief(t)}' for i, t in sorted(unfinished.items())[:5]]}")
+    for host in hosts:
+        left = host.shard.memory()
+        if any(left.values()):
+            raise Violated(f"7: shard {host.shard_id} still holds {left}")
