@@ -92,7 +92,7 @@ class Log(Protocol):
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Send entries, in order in each partition, after all that this connection appended before. Does not wait.
 
-        Leaves no holes: when an append fails, so does all that was appended after it until `poll` has reported that.
+        Leaves no holes: when an append fails, so does all that was appended until one `poll` has reported it all.
         Raises Retriable if the bounded buffer is full (nothing of the call was taken).
         """
 

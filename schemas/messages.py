@@ -389,6 +389,9 @@ class SignalKind(StrEnum):
     UNKNOWN = "unknown"  # a word that only a newer version knows: leave the attempt alone
 
 
+EVERY_WORKER = ""  # a signal's worker_id when nobody knows which worker has the ready record
+
+
 class WorkerSignal(Message, frozen=True, kw_only=True):
     """A word to one worker about one attempt (topic worker-signals).
 

@@ -16,6 +16,7 @@ from scheduler.core.task import WAITING, deadline_of
 from schemas.ids import NAME_RULE, is_name
 from schemas.limits import ATTEMPTS_MAX, DURATION_MS_MAX, METADATA_MAX, PAYLOAD_MAX, SCHEDULE_AHEAD_US_MAX
 from schemas.messages import (
+    EVERY_WORKER,
     AttemptCancelled,
     AttemptCheckpointed,
     AttemptCrashed,
@@ -461,3 +462,9 @@ def revoke_signal(task_id: str, attempt: int, worker_id: str, reason: str) -> Wo
     return WorkerSignal(
         worker_id=worker_id, task_id=task_id, attempt=attempt, kind=SignalKind.REVOKE, reason=reason, grace_ms=0
     )
+
+
+def void_signal(task: Task) -> WorkerSignal:
+    """Tell all workers that the ready record of a pending task, as it stands, must not be started."""
+    signal = revoke_signal(task.task_id, task.attempt + 1, EVERY_WORKER, "the task was changed or cancelled")
+    return replace(signal, task_version=task.version)

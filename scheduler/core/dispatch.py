@@ -101,6 +101,10 @@ class Dispatch:
             self._queues[place[0]].waiting[place[1]].pop(task_id, None)
         self._take_in(task_id)
 
+    def is_out(self, task_id: str) -> bool:
+        """Whether a ready record of the task was sent that nobody started or gave back yet."""
+        return task_id in self._out
+
     def started(self, task_id: str) -> None:
         """A worker started it: the window may grow."""
         out = self._out.get(task_id)

@@ -43,6 +43,7 @@ from schemas.messages import (
     Status,
     SubmitTask,
     Task,
+    TaskDiscarded,
     TaskRedriven,
     TaskRejected,
     TaskSubmitted,
@@ -127,13 +128,11 @@ class Shard:
         task_id = event.entity_id
         before = state.tasks.get(task_id)
         ended = state.ended.get(task_id)
-        if before is None and not isinstance(event.body, TaskSubmitted | TaskRedriven):
-            if ended is not None:  # a discard
-                state.ended[task_id] = msgspec.structs.replace(ended, version=event.version)
-                self.changed.add(task_id)
+        self.changed.add(task_id)
+        if isinstance(event.body, TaskDiscarded):
+            state.ended[task_id] = self._discarded(ended, event)
             return
         after = evolve(before, event)
-        self.changed.add(task_id)
         if after.status in TERMINAL:
             state.tasks.pop(task_id, None)
             state.ended[task_id] = self._ended(after)
@@ -151,7 +150,7 @@ class Shard:
         body = event.body
         if isinstance(body, TaskRedriven):
             return event.version == body.task.version + 1
-        return isinstance(body, TaskSubmitted) and event.version == 1
+        return isinstance(body, TaskDiscarded) or (isinstance(body, TaskSubmitted) and event.version == 1)
 
     def known(self, task_id: str) -> Task | EndedTask | None:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
@@ -171,6 +170,21 @@ class Shard:
             # An idempotency key is remembered from the submission on, whatever happened since.
             keep_until=max(task.updated_at + settings.ended_kept_us, task.created_at + kept_us),
             fingerprint=task.fingerprint,
+        )
+
+    def _discarded(self, ended: EndedTask | None, event: Event) -> EndedTask:
+        if ended is not None:
+            return msgspec.structs.replace(ended, version=event.version)
+        # Forgotten long ago: remembered again for a while, so that a view that lags can't discard or redrive it twice.
+        return EndedTask(
+            task_id=event.entity_id,
+            status=Status.DEAD,
+            version=event.version,
+            attempt=0,
+            ended_at=event.at,
+            created_at=event.at,
+            scheduled_at=event.at,
+            keep_until=event.at + self._settings.ended_kept_us,
         )
 
     # --- loading -------------------------------------------------------------------------------------------------
@@ -244,8 +258,12 @@ class Shard:
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
             if isinstance(request, SubmitTask) and request.traceparent is not None:
                 event = msgspec.structs.replace(event, traceparent=request.traceparent)
+        signal = decision.signal
+        if decision.body is not None and isinstance(known, Task) and self._dispatch.is_out(task_id):
+            # Its ready record is void now; a worker that has it in its buffer can save itself the start.
+            signal = decisions.void_signal(known)
         self.evolve(event)
-        effects = Effects([event], [], [decision.signal] if decision.signal else [])
+        effects = Effects([event], [], [signal] if signal else [])
         if request.reply_to is not None:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from scheduler.ports import Entry, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import keyed_task_id, routing_key, shard_of
 from schemas.messages import (
+    EVERY_WORKER,
     AttemptCancelled,
     AttemptCheckpointed,
     AttemptCrashed,
@@ -25,12 +27,12 @@ from schemas.messages import (
     Priority,
     ReadyTask,
     RedriveTask,
+    Request,
     RetryPolicy,
     RunningAttempt,
     SignalKind,
     Status,
     SubmitTask,
-    Task,
     TaskError,
     TaskSpec,
     UpdateTask,
@@ -39,7 +41,6 @@ from schemas.messages import (
     WorkerSignal,
 )
 from schemas.topics import TASK_REPORTS, TASK_REQUESTS, WORKER_SIGNALS, ready_topic, worker_group
-from scheduler.ports import Entry, TopicPartition
 from tests.simulation.invariants import Facts
 from tests.simulation.world import SimLog, World
 
@@ -68,8 +69,7 @@ class Client:
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
             return
-        entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
-        task_id = entity.task_id or ""
+        task_id = (request.task.task_id if isinstance(request, RedriveTask | DiscardTask) else request.task_id) or ""
         shard = shard_of(task_id, self._world.shards)
         entry = Entry(TASK_REQUESTS, shard, routing_key(task_id).encode(), self._codec.encode(request))
         self._world.say("client", f"{type(request).__name__} {task_id}")
@@ -112,7 +112,7 @@ class Client:
             reply_to=0,
         )
 
-    def _change(self, task_id: str) -> Message | None:
+    def _change(self, task_id: str) -> Request | None:
         rng, request_id = self._world.rng, self._next_request_id()
         kind = rng.random()
         if kind < 0.35:
@@ -126,9 +126,12 @@ class Client:
                 payload=rng.choice((None, b"new")),
                 reply_to=0,
             )
-        shown, view_offset = self._facts.view(task_id, lag=rng.choice((0, 0, 3, 50)))
-        if shown is None or shown.status not in (Status.DEAD, Status.FAILED):
+        lag = rng.choice((0, 0, 3, 50))
+        candidates = [self._facts.view(task_id, lag) for task_id in self._ids]
+        ended = [(t, offset) for t, offset in candidates if t and t.status in (Status.DEAD, Status.FAILED)]
+        if not ended:
             return None
+        shown, view_offset = rng.choice(ended)
         request = RedriveTask if rng.random() < 0.8 or shown.status is Status.FAILED else DiscardTask
         return request(request_id=request_id, task=shown, view_offset=view_offset, reply_to=0)
 
@@ -153,7 +156,7 @@ class Worker:
         signals = TopicPartition(WORKER_SIGNALS, 0)
         self._signals.seek(signals, self.log.end_offset(signals))
         self._running: dict[tuple[str, int], Running] = {}
-        self._revoked: deque[tuple[str, int, int | None]] = deque(maxlen=500)
+        self._revoked: deque[tuple[str, int, int]] = deque(maxlen=500)
         self._cancelled: deque[tuple[str, int]] = deque(maxlen=500)
         self._beat_at = 0
         self.wakes_at = 0
@@ -183,11 +186,12 @@ class Worker:
     def _hear(self) -> None:
         for record in self._signals.take(100):
             signal = self._codec.decode(record.value or b"")
-            if not isinstance(signal, WorkerSignal) or signal.worker_id != self.name:
+            if not isinstance(signal, WorkerSignal) or signal.worker_id not in (self.name, EVERY_WORKER):
                 continue
             key = signal.task_id, signal.attempt
             if signal.kind is SignalKind.REVOKE:
-                self._revoked.append((*key, signal.task_version))
+                if signal.task_version is not None:
+                    self._revoked.append((*key, signal.task_version))
                 running = self._running.get(key)
                 if running and signal.task_version in (None, running.ready.task_version):
                     del self._running[key]
@@ -199,7 +203,7 @@ class Worker:
 
     def _take(self) -> None:
         for member in self._ready:
-            for partition in member.assigned():
+            for partition in sorted(member.assigned()):
                 if not member.is_begun(partition):
                     member.resume(partition)
             for record in member.take(4):
@@ -210,7 +214,7 @@ class Worker:
 
     def _pick(self, ready: ReadyTask) -> None:
         key, rng = (ready.task_id, ready.attempt), self._world.rng
-        if key in self._running or (*key, None) in self._revoked or (*key, ready.task_version) in self._revoked:
+        if key in self._running or (*key, ready.task_version) in self._revoked:
             return
         if len(self._running) >= self._slots:
             self._report(ready, self._returned(ready, is_started=False, reason="no free slot"))
@@ -284,5 +288,3 @@ class Worker:
                 is_last=is_last,
             )
             self.log.append([Entry(TASK_REPORTS, shard, None, self._codec.encode(heartbeat))])
-
-

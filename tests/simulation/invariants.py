@@ -1,12 +1,19 @@
-"""What must hold after every step (design: invariants), seen from outside: by folding the raw log as any reader would."""
+"""What must hold after every step, seen from outside: by folding the raw log as any reader would.
+
+The number before a message is that of the invariant in docs/decisions/0002-the-shard.md.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from scheduler.core.task import TERMINAL, evolve
+from scheduler.host import CHECKPOINT_KEY, Phase, ShardHost
+from scheduler.ports import Entry, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import (
+    AttemptStarted,
     EndedTask,
     Event,
     Message,
@@ -17,15 +24,16 @@ from schemas.messages import (
     ShardOpened,
     Status,
     Task,
+    TaskAttemptFailed,
+    TaskCheckpointed,
     TaskRedriven,
     TaskReleased,
+    TaskSnoozed,
     TaskStarted,
     TaskSubmitted,
+    TaskSucceeded,
 )
 from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
-from scheduler.core.task import TERMINAL, evolve
-from scheduler.ports import Entry, TopicPartition
-from scheduler.runtime import CHECKPOINT_KEY, Phase, ShardHost
 from tests.simulation.world import SimStates, World
 
 CLOCK_ERROR_US = 2_000_000  # how wrong a simulated clock may be
@@ -86,14 +94,7 @@ class Facts:
             if before and isinstance(body, TaskSubmitted) and event.at != before.created_at:
                 raise Violated(f"3: task {event.entity_id} was accepted a second time: {event}")
             return False
-        if isinstance(body, TaskReleased) and before and event.at < (before.next_run_at or 0):
-            raise Violated(f"4: {event.entity_id} was released {before.next_run_at - event.at} us early")  # type: ignore[operator]
-        if isinstance(body, TaskStarted):
-            self.starts[event.entity_id, body.attempt] += 1
-            if self.starts[event.entity_id, body.attempt] > 1:
-                raise Violated(f"6: attempt {body.attempt} of {event.entity_id} was started twice")
-            if before and body.attempt != before.attempt + 1:
-                raise Violated(f"6: attempt {body.attempt} of {event.entity_id} follows {before.attempt}")
+        self._check_timing_and_attempt(before, event)
         live = None if before and before.status in TERMINAL and isinstance(body, TaskRedriven) else before
         after = evolve(live, event)  # raises if the table does not allow it (invariant 5)
         self.tasks[event.entity_id] = after
@@ -103,6 +104,29 @@ class Facts:
         if after.status in TERMINAL:
             self.outcomes[after.status] += 1
         return True
+
+    def _check_timing_and_attempt(self, before: Task | None, event: Event) -> None:
+        body, task_id = event.body, event.entity_id
+        if before is None:
+            return
+        if isinstance(body, TaskReleased) and event.at < (before.next_run_at or 0):
+            raise Violated(f"4: {task_id}, due at {before.next_run_at}, was released at {event.at}")
+        if isinstance(body, TaskStarted):
+            self.starts[task_id, body.attempt] += 1
+            if self.starts[task_id, body.attempt] > 1 or body.attempt != before.attempt + 1:
+                raise Violated(f"6: attempt {body.attempt} of {task_id} was started after {before.attempt}")
+            self._check_started_version(before, event)
+        elif isinstance(body, TaskSucceeded | TaskAttemptFailed | TaskSnoozed | TaskCheckpointed):
+            ended_by = body.attempt, getattr(body, "worker_id", before.worker_id)
+            if ended_by != (before.attempt, before.worker_id):
+                raise Violated(f"6: of {task_id} {ended_by} ended, not {before.attempt} on {before.worker_id}")
+
+    def _check_started_version(self, before: Task, event: Event) -> None:
+        """What started is what the last update left."""
+        partition = TopicPartition(event.source_topic or "", shard_of(event.entity_id, self._world.shards))
+        report = self._codec.decode(self._world.partitions[partition][event.source_offset or 0].value or b"")
+        if isinstance(report, AttemptStarted) and report.task_version != before.version:
+            raise Violated(f"6: {event.entity_id} v{before.version} was started as v{report.task_version}")
 
     def view(self, task_id: str, lag: int) -> tuple[Task | None, int]:
         """The task as a projector shows it that is `lag` events behind, and the offset that it has applied up to."""
@@ -121,7 +145,9 @@ class Facts:
         message: Message = self._codec.decode(entry.value or b"")
         if isinstance(message, ReadyTask):
             if (message.task_id, message.task_version) not in self.pending_versions:
-                raise Violated(f"1: {who} sent {message.task_id} v{message.task_version}, which no valid event made pending")
+                raise Violated(
+                    f"1: {who} sent {message.task_id} v{message.task_version}, which no valid event made pending"
+                )
         elif isinstance(message, Replies):
             for reply in message.replies:
                 if reply.outcome is Outcome.ACCEPTED and reply.task_id not in self.tasks:
@@ -136,7 +162,9 @@ def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
             continue
         expected = _live(facts, host.shard_id)
         if host.shard.state.tasks != expected:
-            raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(host.shard.state.tasks, expected)}")
+            raise Violated(
+                f"2: shard {host.shard_id} differs from its log in {_difference(host.shard.state.tasks, expected)}"
+            )
 
 
 def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, world: World) -> None:

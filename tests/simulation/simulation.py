@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import traceback
 from random import Random
 
-from schemas.codec import Codec
 from scheduler.core.shard import ShardSettings
-from scheduler.runtime import RuntimeSettings, SchedulerRuntime, ShardHost
+from scheduler.host import RuntimeSettings, ShardHost
+from scheduler.runtime import SchedulerRuntime
+from schemas.codec import Codec
 from tests.simulation.actors import Client, Worker
 from tests.simulation.invariants import CLOCK_ERROR_US, Facts, check_checkpoint, check_end, check_hosts
 from tests.simulation.world import Faults, SimClock, SimLog, SimStates, World
 
 CHAOS_STEPS, CALM_STEPS_MAX = 400, 3_000
 SCHEDULERS, WORKERS, SHARDS = 2, 3, 2
+TRANSCRIPT_SHOWN = 80
 SETTINGS = ShardSettings(ready_partitions=SHARDS, ended_kept_us=20_000_000, idempotency_window_us=120_000_000)
 
 
@@ -52,8 +55,10 @@ class Simulation:
             self._turn(self.world.rng.choice((1_000, 10_000, 100_000, 400_000)))
         self.world.say("world", "calm")
         self.world.faults = Faults(0, 0, 0, 0, 0)
-        for actor in (*self.schedulers, *self.workers):
-            actor.wakes_at = 0
+        for scheduler in self.schedulers:
+            scheduler.wakes_at = 0
+        for worker in self.workers:
+            worker.wakes_at = 0
         for step in range(CALM_STEPS_MAX):
             self.client.log.poll(0)
             self._turn(200_000 if step < 300 else 2_000_000)
@@ -65,7 +70,7 @@ class Simulation:
         self.world.now += passes_us
         for group in list(self.world.groups):
             self.world.assign(group)
-        actors = [*self.schedulers, *self.workers]
+        actors: list[Scheduler | Worker] = [*self.schedulers, *self.workers]
         self.world.rng.shuffle(actors)
         for actor in actors:
             if actor.wakes_at <= self.world.now:
@@ -79,41 +84,39 @@ class Simulation:
             check_checkpoint(self.facts, self.states, self.codec, self.world.rng.randrange(SHARDS), self.world)
 
     def _disturb(self) -> None:
-        chance, rng, now = self.world.chance, self.world.rng, self.world.now
-        if chance(0.02):
+        if self.world.chance(0.02):
             self.world.move("schedulers")
         for number, scheduler in enumerate(self.schedulers):
-            if chance(0.006):
-                self.world.say(scheduler.name, "killed")
-                scheduler.log.die()
+            if self.world.chance(0.006):
+                self._kill(scheduler)
                 self.schedulers[number] = self._scheduler()
-            elif chance(0.006):
-                scheduler.wakes_at = now + rng.choice((1, 5, 15)) * 1_000_000
-                self.world.say(scheduler.name, f"paused for {(scheduler.wakes_at - now) / 1e6:.0f} s")
-                for shard in range(SHARDS):
-                    if chance(0.7):
-                        self._take_over(shard, scheduler)
+            elif self.world.chance(0.006):
+                self._pause(scheduler, (1, 5, 15))
+                self._take_over(scheduler)
         for number, worker in enumerate(self.workers):
-            if chance(0.006):
-                self.world.say(worker.name, "killed")
-                worker.log.die()
+            if self.world.chance(0.009):
+                if self.world.chance(0.3):
+                    worker.leave()
+                self._kill(worker)
                 self.workers[number] = self._worker()
-            elif chance(0.003):
-                worker.leave()
-                worker.log.land_some()
-                worker.log.die()
-                self.workers[number] = self._worker()
-            elif chance(0.006):
-                worker.wakes_at = now + rng.choice((3, 10, 20)) * 1_000_000
-                self.world.say(worker.name, "frozen")
+            elif self.world.chance(0.006):
+                self._pause(worker, (3, 10, 20))
 
-    def _take_over(self, shard: int, paused: Scheduler) -> None:
-        """The group takes a shard from a paused member, who does not know."""
+    def _kill(self, actor: Scheduler | Worker) -> None:
+        self.world.say(actor.name, "killed")
+        actor.log.die()
+
+    def _pause(self, actor: Scheduler | Worker, seconds: tuple[int, ...]) -> None:
+        actor.wakes_at = self.world.now + self.world.rng.choice(seconds) * 1_000_000
+        self.world.say(actor.name, f"paused until {(actor.wakes_at - self.world.began) / 1e6:.3f}")
+
+    def _take_over(self, paused: Scheduler) -> None:
+        """The group may take shards from a paused member, who does not know."""
         others = [m for m in self.world.members("schedulers") if m.log is not paused.log]
-        if others:
-            for partition in self.world.groups["schedulers"]:
-                if partition.partition == shard:
-                    self.world.groups["schedulers"][partition] = others[0]
+        taken = {shard for shard in range(SHARDS) if self.world.chance(0.7)}
+        for partition in self.world.groups["schedulers"] if others else ():
+            if partition.partition in taken:
+                self.world.groups["schedulers"][partition] = others[0]
 
     def _hosts(self) -> list[ShardHost]:
         return [host for scheduler in self.schedulers for host in scheduler.runtime.hosts.values()]
@@ -129,3 +132,15 @@ class Simulation:
     def _worker(self) -> Worker:
         self._born += 1
         return Worker(self.world, self.codec, f"worker-{self._born}", slots=self.world.rng.choice((1, 4, 20)))
+
+
+def play(seed: int, codec: Codec) -> str | None:
+    """None if all invariants held; else what broke, with the seed and the end of the transcript."""
+    simulation = Simulation(seed, codec)
+    try:
+        simulation.run()
+    except Exception:  # whatever goes wrong, the seed that shows it is the finding
+        lines = "\n".join(list(simulation.world.transcript)[-TRANSCRIPT_SHOWN:])
+        again = f"seed {seed}: python -m tests.simulation --seed {seed} --seeds 1"
+        return f"{lines}\n\n{traceback.format_exc(limit=-6)}\n{again}"
+    return None

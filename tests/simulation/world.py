@@ -45,7 +45,7 @@ class World:
     def __init__(self, seed: int, shards: int) -> None:
         self.rng = Random(seed)
         self.shards = shards
-        self.now = 1_800_000_000_000_000
+        self.began = self.now = 1_800_000_000_000_000
         self.faults = Faults()
         self.partitions: dict[TopicPartition, list[Record]] = defaultdict(list)
         self.groups: dict[str, dict[TopicPartition, SimMember | None]] = defaultdict(dict)
@@ -56,7 +56,7 @@ class World:
 
     def say(self, who: str, what: str) -> None:
         """Add a line to the transcript."""
-        self.transcript.append(f"{(self.now - 1_800_000_000_000_000) / 1e6:10.3f} {who:<12} {what}")
+        self.transcript.append(f"{(self.now - self.began) / 1e6:10.3f} {who:<12} {what}")
 
     def chance(self, probability: float) -> bool:
         """Whether it happens this time."""
@@ -77,7 +77,7 @@ class World:
         """Give each partition number that has no live owner to a random member, with all its topics."""
         members = self.members(group)
         owners = self.groups[group]
-        wanted = {p for m in members for p in m.wanted()}
+        wanted = sorted({p for m in members for p in m.wanted()})
         for number in sorted({p.partition for p in wanted}):
             partitions = [p for p in wanted if p.partition == number]
             alive = {owners.get(p) for p in partitions} & set(members)
@@ -118,7 +118,7 @@ class SimLog:
         self.landed: deque[Batch] = deque()
         self.members: list[SimMember] = []
         self.is_dead = False
-        self.is_broken = False  # an append failed, and `poll` has not said so yet
+        self.is_broken = False  # an append failed, which is not reported yet
         world.connections.append(self)
 
     def partitions(self, topic: str) -> int:
@@ -170,16 +170,30 @@ class SimLog:
             member.refresh()
         for _ in range(self.world.rng.randint(0, len(self.landed)) if self.landed else 0):
             batch = self.landed.popleft()
-            if not any(b.fate in ("lose", "half") for b in self.landed):
-                self.is_broken = False
-            if batch.on_ack is None:
-                continue
-            if batch.fate in ("lose", "half", "lost_ack"):
-                batch.on_ack(Retriable(f"simulated: {batch.fate}"))
-            elif batch.fate == "no_offset":
-                batch.on_ack([-1] * len(batch.entries))
-            else:
-                batch.on_ack(batch.offsets)
+            self._report(batch)
+            if batch.fate in ("lose", "half"):
+                self._fail_all()
+                break
+
+    def _fail_all(self) -> None:
+        """After a failure nothing that was appended up to now lands any more, and all of it is reported at once."""
+        while self.landed:
+            self._report(self.landed.popleft())
+        while self.in_transit:
+            batch = self.in_transit.popleft()
+            batch.fate = "lose"
+            self._report(batch)
+        self.is_broken = False
+
+    def _report(self, batch: Batch) -> None:
+        if batch.on_ack is None:
+            return
+        if batch.fate in ("lose", "half", "lost_ack"):
+            batch.on_ack(Retriable(f"simulated: {batch.fate}"))
+        elif batch.fate == "no_offset":
+            batch.on_ack([-1] * len(batch.entries))
+        else:
+            batch.on_ack(batch.offsets)
 
     def wake(self) -> None:
         pass
@@ -272,11 +286,12 @@ class SimMember(SimReader):
 class SimStates:
     """The checkpoints of all shards. A commit is applied later, or lost; the fence is looked at then."""
 
+    is_fencing = True
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.states: dict[int, dict[bytes, bytes]] = defaultdict(dict)
         self.tokens: dict[int, int] = defaultdict(int)
-        self.is_fencing = True
         self._begun: deque[tuple[SimLog, int, int, Iterable[tuple[bytes, bytes | None]], Callable[..., None]]] = deque()
 
     def of(self, log: SimLog) -> SimStatesConnection:

@@ -1,0 +1,531 @@
+"""One shard in a process: its memory, what it has in flight, and the order of its effects.
+
+A shard is LOADING (from its checkpoint and the events after it), ACTIVE, or SUPERSEDED (another owner opened a higher
+epoch: nothing that this one sent since then counts). In any doubt its memory is dropped and loaded again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from enum import Enum
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.ports import Entry, Log, Reader, Record, StateStore, TopicPartition
+from schemas.codec import Codec
+from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOError, Undecodable, UnknownSchema
+from schemas.messages import (
+    EndedTask,
+    Event,
+    Message,
+    Outcome,
+    ReadyTask,
+    Replies,
+    Reply,
+    Report,
+    Request,
+    ShardCheckpoint,
+    ShardOpened,
+    Task,
+    TaskRejected,
+)
+from schemas.topics import (
+    REPLIES,
+    TASK_EVENTS,
+    TASK_REQUESTS,
+    WORKER_SIGNALS,
+    ready_topic,
+)
+
+LOAD_CHUNK = 1_000  # records read per iteration while loading, so that other shards go on
+IN_FLIGHT_MAX = 64  # batches sent but not acknowledged; more would only hide a log that is too slow
+CHECKPOINT_US = 5_000_000  # how far apart checkpoints are: a recovery replays about so much
+CHECKPOINT_CHANGES_MAX = 20_000  # changed entities that bring a checkpoint forward
+IDLE_CHECKPOINT_US = 60_000_000  # one that would only note how far reports were read
+RETURN_US = 10_000_000  # how long a superseded owner waits for the group to take the shard from it
+BLOCKED_US = 5_000  # how soon a full buffer of the log, or an unread gap, is looked at again
+CHECKPOINT_KEY = b"checkpoint"
+
+_log = structlog.get_logger(__name__)
+
+
+class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What may differ between processes."""
+
+    owner: str
+    shard: ShardSettings = ShardSettings()
+    checkpoint_us: int = CHECKPOINT_US
+
+
+class Phase(Enum):
+    """Where a hosted shard stands; only an ACTIVE one decides."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    SUPERSEDED = "superseded"
+
+
+class _Checkpoint(NamedTuple):
+    """A copy of what changed, taken when a batch was appended; written when that batch is acknowledged."""
+
+    changes: list[tuple[str, Task | EndedTask | None]]
+    positions: dict[str, int]
+    taken_at: int
+
+
+class _Batch:
+    """Events that are appended together, and what follows when they are acknowledged."""
+
+    def __init__(self, effects: Effects, checkpoint: _Checkpoint | None) -> None:
+        self.effects = effects
+        self.checkpoint = checkpoint
+        self.result: Sequence[int] | TidewheelIOError | None = None if effects.events else ()
+
+
+class ShardHost:
+    """One shard in this process: its memory, what it has in flight, and the order of its effects."""
+
+    def __init__(self, shard: int, log: Log, states: StateStore, codec: Codec, settings: RuntimeSettings, rng: Random):
+        self.shard_id = shard
+        self.phase = Phase.LOADING
+        self.shard = Shard(shard, settings.shard, rng)
+        self.reloads = 0
+        self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
+        self._events = TopicPartition(TASK_EVENTS, shard)
+        self._loading: Iterator[None] | None = None
+        self._now = 0
+        self._superseded_at = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget all that is in flight; what is heard of it later is ignored."""
+        self._generation = object()
+        self._sent: deque[_Batch] = deque()
+        self._unsent: _Batch | None = None
+        self._outbox: list[Entry] = []
+        self._next_offset = 0
+        self._gap: _GapCheck | None = None
+        self._token = 0
+        self._stored: set[str] = set()
+        self._is_checkpointing = False
+        self._checkpoint_results: deque[tuple[object, _Checkpoint, TidewheelIOError | None]] = deque()
+        self._checkpointed_at = 0
+        self._checkpointed_positions: dict[str, int] = {}
+        self._read_positions: dict[str, int] = {}
+        self._resume_from: dict[str, int] | None = None
+
+    # --- loading -------------------------------------------------------------------------------------------------
+
+    def reload(self, reason: str) -> None:
+        """Drop the memory and build it again from the log."""
+        _log.warning("shard reloads", shard=self.shard_id, reason=reason)
+        self.reloads += 1
+        self._reset()
+        self.phase = Phase.LOADING
+        self._loading = None
+
+    def _stop(self) -> None:
+        _log.warning("shard is superseded", shard=self.shard_id, epoch=self.shard.state.epoch)
+        self._reset()
+        self.phase = Phase.SUPERSEDED
+        self._superseded_at = self._now
+
+    def maybe_return(self, now: int) -> None:
+        """If the group still gives the shard to this process long after it was superseded, it is to take it back."""
+        if now - self._superseded_at >= RETURN_US:
+            self.reload("superseded, but still assigned")
+
+    def load_step(self, now: int) -> None:
+        """Load a bit more."""
+        self._now = now
+        if self._loading is None:
+            self._loading = self._load()
+        try:
+            next(self._loading)
+        except StopIteration:
+            self._loading = None
+            self.phase = Phase.ACTIVE
+            self._checkpointed_at = now
+            self.shard.drained_at = 0
+            self.shard.on_loaded(now, self._next_offset - 1)
+            self._resume_from = dict(self.shard.state.positions)
+            self._read_positions = dict(self.shard.state.positions)
+            _log.info(
+                "shard is active", shard=self.shard_id, epoch=self.shard.state.epoch, tasks=len(self.shard.state.tasks)
+            )
+
+    def take_resume_positions(self) -> dict[str, int] | None:
+        """Once after each load: from where the inputs must be read."""
+        positions, self._resume_from = self._resume_from, None
+        return positions
+
+    def _load(self) -> Generator[None, None, None]:
+        # The fence comes first: from now on no older owner can change the checkpoint that is read next.
+        self._token = self._states.fence(self.shard_id)
+        shard = Shard(self.shard_id, self._settings.shard, self._rng)
+        yield from self._restore(shard)
+        reader = self._log.reader()
+        try:
+            reader.seek(self._events, self._next_offset)
+            opened_at = yield from self._replay(shard, reader, self._log.end_offset(self._events), -1)
+            while True:
+                epoch = shard.state.epoch + 1
+                offset = yield from self._open(epoch)
+                opened_at = yield from self._replay(shard, reader, offset + 1, opened_at)
+                if opened_at == offset:
+                    break  # else another owner opened this epoch or a higher one first
+        finally:
+            reader.close()
+        self.shard = shard
+
+    def _restore(self, shard: Shard) -> Generator[None, None, None]:
+        checkpoint: Message | None = None
+        for number, (key, value) in enumerate(self._states.load(self.shard_id)):
+            message = self._decode_state(value)
+            if key == CHECKPOINT_KEY:
+                checkpoint = message
+            elif isinstance(message, Task | EndedTask):
+                shard.restore(message)
+                self._stored.add(message.task_id)
+            if number % LOAD_CHUNK == LOAD_CHUNK - 1:
+                yield
+        if isinstance(checkpoint, ShardCheckpoint):
+            shard.state.epoch = checkpoint.epoch
+            shard.state.positions = dict(checkpoint.positions)
+            self._next_offset = checkpoint.next_offset
+            shard.forgotten_offset = checkpoint.next_offset - 1
+
+    def _decode_state(self, value: bytes) -> Message:
+        try:
+            return self._codec.decode(value)
+        except DecodeError as error:
+            raise Fatal(
+                f"the checkpoint of shard {self.shard_id} cannot be read ({error}): it was written by a newer version, "
+                "or is damaged; run that version, or remove the state so that it is rebuilt from the events"
+            ) from error
+
+    def _replay(self, shard: Shard, reader: Reader, until: int, opened_at: int) -> Generator[None, None, int]:
+        """Fold the valid events below `until`; returns where the epoch that counts was opened."""
+        while self._next_offset < until:
+            records = reader.take(LOAD_CHUNK)
+            for record in records:
+                event = self._event_of(record)
+                if event is not None and event.epoch >= shard.state.epoch:
+                    if isinstance(event.body, ShardOpened):
+                        if event.epoch > shard.state.epoch:
+                            shard.state.epoch, opened_at = event.epoch, record.offset
+                    else:
+                        shard.evolve(event)
+                self._next_offset = record.offset + 1
+            yield
+        return opened_at
+
+    def _open(self, epoch: int) -> Generator[None, None, int]:
+        opening = Event(
+            entity_id=f"shard-{self.shard_id}",
+            tenant_id="",
+            version=0,
+            epoch=epoch,
+            at=self._now,
+            body=ShardOpened(owner=self._settings.owner),
+        )
+        entry = Entry(TASK_EVENTS, self.shard_id, None, self._codec.encode(opening))
+        results: list[Sequence[int] | TidewheelIOError] = []
+        self._log.append([entry], results.append)
+        while not results:
+            yield
+        result = results[0]
+        if isinstance(result, TidewheelIOError):
+            raise result
+        if result[0] < 0:
+            raise Retriable("the log did not say where it put the opening of the shard")
+        return result[0]
+
+    def _event_of(self, record: Record) -> Event | None:
+        try:
+            message = self._codec.decode(record.value or b"")
+        except UnknownSchema as error:
+            where = f"{record.topic}[{record.partition}] offset {record.offset}"
+            raise Fatal(f"{where} was written by a newer version ({error}): run that version") from error
+        except Undecodable as error:
+            # Not one of ours: an owner never writes what it can't read. Foreign bytes must not stop the shard for ever.
+            _log.error("undecodable event", partition=record.partition, offset=record.offset, reason=str(error))
+            return None
+        return message if isinstance(message, Event) else None
+
+    # --- the loop of an active shard -----------------------------------------------------------------------------
+
+    def is_accepting(self) -> bool:
+        """Whether inputs may be given to `step` now."""
+        return self.phase is Phase.ACTIVE and self._unsent is None and len(self._sent) < IN_FLIGHT_MAX
+
+    def has_unacknowledged(self) -> bool:
+        """Whether the memory is ahead of what is known to be in the log."""
+        return bool(self._sent or self._unsent)
+
+    def step(self, inputs: Sequence[Record], is_drained: bool, now: int) -> None:
+        """Release what was acknowledged, decide inputs and timers, append, dispatch, maybe checkpoint."""
+        self._now = now
+        self._absorb_checkpoints()
+        self._absorb_acks()
+        if self.phase is not Phase.ACTIVE:
+            return
+        if is_drained:
+            self.shard.drained_at = now
+        if self.is_accepting():
+            self._append(self._decide(inputs, now), now)
+        self._send_unsent()
+        self.shard.forget_ended(now)
+        if not self._outbox:
+            self._outbox.extend(map(self._ready_entry, self.shard.dispatch(now)))
+        self._send_outbox()
+
+    def next_at(self, now: int) -> int:
+        """When `step` must be called even if nothing arrives."""
+        if self.phase is not Phase.ACTIVE or self._unsent or self._outbox or self._gap:
+            return now
+        instants = [
+            self.shard.next_at(),
+            self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None,
+        ]
+        return min((at for at in instants if at is not None), default=now + 3_600_000_000)
+
+    def _decide(self, inputs: Sequence[Record], now: int) -> Effects:
+        effects = Effects.none()
+        for record in inputs:
+            more = self._decide_input(record, now)
+            self._read_positions[record.topic] = record.offset + 1
+            effects.events.extend(more.events)
+            effects.replies.extend(more.replies)
+            effects.signals.extend(more.signals)
+        fired = self.shard.fire_timers(now)
+        effects.events.extend(fired.events)
+        effects.replies.extend(fired.replies)
+        effects.signals.extend(fired.signals)
+        return effects
+
+    def _decide_input(self, record: Record, now: int) -> Effects:
+        if record.offset < self.shard.state.positions.get(record.topic, 0):
+            return Effects.none()  # decided before
+        source = Source(record.topic, record.offset)
+        expected = Request if record.topic == TASK_REQUESTS else Report
+        try:
+            message = self._codec.decode(record.value or b"")
+        except DecodeError as error:
+            return self._refuse(record, source, str(error), now)
+        if not isinstance(message, expected):
+            return self._refuse(record, source, f"{type(message).__name__} does not belong on this topic", now)
+        return self.shard.handle(message, source, now)
+
+    def _refuse(self, record: Record, source: Source, reason: str, now: int) -> Effects:
+        _log.warning(
+            "input refused", topic=record.topic, partition=record.partition, offset=record.offset, reason=reason
+        )
+        body = TaskRejected(request="", outcome=Outcome.INVALID, detail=reason)
+        event = Event(
+            entity_id="",
+            tenant_id="",
+            version=0,
+            epoch=self.shard.state.epoch,
+            at=now,
+            body=body,
+            source_topic=source.topic,
+            source_offset=source.offset,
+        )
+        self.shard.evolve(event)
+        return Effects([event], [], [])
+
+    # --- appending and acknowledgements --------------------------------------------------------------------------
+
+    def _append(self, effects: Effects, now: int) -> None:
+        checkpoint = self._maybe_capture(now)
+        if effects.events or effects.replies or effects.signals or checkpoint:
+            self._unsent = _Batch(effects, checkpoint)
+
+    def _send_unsent(self) -> None:
+        batch = self._unsent
+        if batch is None:
+            return
+        encode = self._codec.encode
+        entries = [Entry(TASK_EVENTS, self.shard_id, e.entity_id.encode(), encode(e)) for e in batch.effects.events]
+
+        def on_ack(result: Sequence[int] | TidewheelIOError) -> None:
+            batch.result = result
+
+        if entries:
+            try:
+                self._log.append(entries, on_ack)
+            except Retriable:
+                return  # the log's buffer is full: the batch waits, and no input is taken meanwhile
+        self._sent.append(batch)
+        self._unsent = None
+
+    def _absorb_acks(self) -> None:
+        """Release, in order, the effects of batches that are in the log, and known to be valid there."""
+        while self._sent and (result := self._sent[0].result) is not None:
+            if isinstance(result, Fatal):
+                raise result
+            if isinstance(result, TidewheelIOError):
+                self.reload(f"events were not acknowledged: {result}")
+                return
+            if not self._is_verified(result):
+                return
+            batch = self._sent.popleft()
+            if result:
+                self._next_offset = result[-1] + 1
+            self._release(batch)
+
+    def _is_verified(self, offsets: Sequence[int]) -> bool:
+        """Whether nothing but void events of a stale owner stands between this owner's events in the log."""
+        if not offsets:
+            return True
+        if any(offset < 0 for offset in offsets):
+            self.reload("the log did not say where it put the events")
+            return False
+        if offsets[0] == self._next_offset and offsets[-1] == self._next_offset + len(offsets) - 1:
+            return True
+        if self._gap is None:
+            self._gap = _GapCheck(self._log.reader(), self._events, self._next_offset)
+        verdict = self._gap.read(set(offsets), self.shard.state.epoch, self._event_of)
+        if verdict is _Gap.UNREAD:
+            return False
+        self._gap.close()
+        self._gap = None
+        if verdict is _Gap.SUPERSEDED:
+            self._stop()
+            return False
+        if verdict is _Gap.DOUBLED:
+            self.reload("events of this owner stand in the log twice")
+            return False
+        return True
+
+    def _release(self, batch: _Batch) -> None:
+        effects = batch.effects
+        self.shard.acknowledged(effects.events, self._next_offset - 1)
+        by_gateway: dict[int, list[Reply]] = {}
+        for gateway, reply in effects.replies:
+            by_gateway.setdefault(gateway, []).append(reply)
+        encode, outbox = self._codec.encode, self._outbox
+        for gateway, replies in by_gateway.items():
+            outbox.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
+        for signal in effects.signals:
+            outbox.append(Entry(WORKER_SIGNALS, 0, signal.worker_id.encode(), encode(signal)))
+        if batch.checkpoint is not None:
+            self._commit_checkpoint(batch.checkpoint)
+
+    def _ready_entry(self, ready: tuple[int, ReadyTask]) -> Entry:
+        partition, task = ready
+        topic = ready_topic(task.queue, task.priority)
+        return Entry(topic, partition, task.task_id.encode(), self._codec.encode(task))
+
+    def _send_outbox(self) -> None:
+        """Send released effects. Those that get lost are made good: replies by a deadline, the others are repeated."""
+        if self._outbox:
+            try:
+                self._log.append(self._outbox)
+            except Retriable:
+                return
+            self._outbox = []
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _maybe_capture(self, now: int) -> _Checkpoint | None:
+        changed = self.shard.changed
+        is_due = now - self._checkpointed_at >= self._settings.checkpoint_us
+        is_idle_due = now - self._checkpointed_at >= IDLE_CHECKPOINT_US
+        has_moved = self._read_positions != self._checkpointed_positions
+        is_wanted = (changed and is_due) or len(changed) >= CHECKPOINT_CHANGES_MAX or (has_moved and is_idle_due)
+        if self._is_checkpointing or not is_wanted:
+            return None
+        self._is_checkpointing = True
+        self._checkpointed_at = now
+        changes: list[tuple[str, Task | EndedTask | None]] = []
+        for task_id in changed:
+            known = self.shard.known(task_id)
+            if isinstance(known, Task) or (known is not None and known.fingerprint is not None):
+                changes.append((task_id, known))
+                self._stored.add(task_id)
+            elif task_id in self._stored:
+                changes.append((task_id, None))
+                self._stored.discard(task_id)
+        changed.clear()
+        return _Checkpoint(changes, dict(self._read_positions), now)
+
+    def _commit_checkpoint(self, checkpoint: _Checkpoint) -> None:
+        record = ShardCheckpoint(
+            epoch=self.shard.state.epoch,
+            next_offset=self._next_offset,
+            positions=checkpoint.positions,
+            taken_at=checkpoint.taken_at,
+        )
+        generation = self._generation
+
+        def on_done(error: TidewheelIOError | None) -> None:
+            self._checkpoint_results.append((generation, checkpoint, error))
+            self._log.wake()
+
+        self._states.commit(self.shard_id, self._token, self._encoded(record, checkpoint), on_done)
+
+    def _encoded(self, record: ShardCheckpoint, checkpoint: _Checkpoint) -> Iterator[tuple[bytes, bytes | None]]:
+        encode = self._codec.encode
+        for task_id, entity in checkpoint.changes:
+            yield b"task/" + task_id.encode(), encode(entity) if entity else None
+        yield CHECKPOINT_KEY, encode(record)
+
+    def _absorb_checkpoints(self) -> None:
+        while self._checkpoint_results:
+            generation, checkpoint, error = self._checkpoint_results.popleft()
+            if generation is not self._generation:
+                continue
+            self._is_checkpointing = False
+            if isinstance(error, Fatal):
+                raise error
+            if error is None:
+                self._checkpointed_positions = checkpoint.positions
+                for topic, offset in checkpoint.positions.items():
+                    self._log.trim(TopicPartition(topic, self.shard_id), offset)
+            elif isinstance(error, Fenced):
+                self.reload("another owner fenced the checkpoint")
+            else:
+                _log.warning("checkpoint failed, will be tried again", shard=self.shard_id, reason=str(error))
+                self.shard.changed.update(task_id for task_id, _ in checkpoint.changes)
+                self._stored.update(task_id for task_id, _ in checkpoint.changes)
+
+
+class _Gap(Enum):
+    UNREAD = "unread"
+    HARMLESS = "harmless"
+    SUPERSEDED = "superseded"
+    DOUBLED = "doubled"
+
+
+class _GapCheck:
+    """Reads what stands between the acknowledged events of an owner, over as many iterations as it takes."""
+
+    def __init__(self, reader: Reader, partition: TopicPartition, offset: int) -> None:
+        self._reader = reader
+        self._next_offset = offset
+        self._worst = _Gap.HARMLESS
+        reader.seek(partition, offset)
+
+    def read(self, own: set[int], epoch: int, event_of: Callable[[Record], Event | None]) -> _Gap:
+        """What stands there beside the records at the offsets in `own`."""
+        for record in self._reader.take(LOAD_CHUNK):
+            if record.offset > max(own):
+                break
+            self._next_offset = record.offset + 1
+            event = None if record.offset in own else event_of(record)
+            if event is not None and event.epoch > epoch and isinstance(event.body, ShardOpened):
+                self._worst = _Gap.SUPERSEDED
+            elif event is not None and event.epoch == epoch and self._worst is _Gap.HARMLESS:
+                self._worst = _Gap.DOUBLED
+        return self._worst if self._next_offset > max(own) else _Gap.UNREAD
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.close()

@@ -1,0 +1,119 @@
+"""Rules of the design, each switched off: the simulation must notice every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from scheduler.core import decisions
+from scheduler.core.decisions import Decision
+from scheduler.core.dispatch import Dispatch
+from scheduler.core.shard import Shard
+from scheduler.core.timers import Timers
+from scheduler.host import ShardHost, _Batch
+from schemas.messages import Event, Outcome, ShardOpened, Status, Task
+from tests.simulation.world import SimStates
+
+EARLY_US = 3_000_000
+
+
+def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Replace a method by `wrapper(original, self, …)`."""
+    original = getattr(owner, name)
+    return patch.object(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
+
+
+def _instead(owner: Any, name: str, value: Any) -> AbstractContextManager[Any]:
+    """Replace a method by one that only returns `value`."""
+    return patch.object(owner, name, lambda *_args, **_kwargs: value)
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+def _release_at_once(send: Callable[..., None], host: ShardHost) -> None:
+    batch = host._unsent
+    send(host)
+    if batch is not None and host._unsent is None:
+        host._release(_Batch(batch.effects, None))
+
+
+def _commit_at_once(capture: Callable[..., Any], host: ShardHost, now: int) -> None:
+    checkpoint = capture(host, now)
+    if checkpoint is not None:
+        host._commit_checkpoint(checkpoint)
+
+
+def _as_if_valid(event_of: Callable[..., Event | None], host: ShardHost, record: Any) -> Event | None:
+    event = event_of(host, record)
+    is_opening = event is not None and isinstance(event.body, ShardOpened)
+    return event if event is None or is_opening else replace(event, epoch=10**9)
+
+
+def _from_the_start(take: Callable[..., Any], host: ShardHost) -> Any:
+    if take(host) is None:
+        return None
+    host.shard.state.positions.clear()
+    return {}
+
+
+def _of_any_version(decide: Callable[..., Any], known: Any, report: Any) -> Any:
+    return decide(known, replace(report, task_version=known.version) if isinstance(known, Task) else report)
+
+
+def _while_it_runs(known: Any, _report: Any) -> bool:
+    return isinstance(known, Task) and known.status is Status.RUNNING
+
+
+def _forget_now(shard: Shard, ended: Any, _offset: int) -> None:
+    shard.state.ended.pop(ended.task_id, None)
+
+
+def _believe(known: Any, *_args: Any) -> Decision | None:
+    return None if known is None else Decision(None, Outcome.WRONG_STATUS)
+
+
+def _ahead_of_time(decide: Callable[..., Any], task: Task, heard_at: int, now: int, rng: Any) -> Any:
+    return decide(task, heard_at, now + EARLY_US, rng)
+
+
+def _without(part: str, method: str) -> Callable[..., None]:
+    def wrapper(on_loaded: Callable[..., None], shard: Shard, now: int, offset: int) -> None:
+        with _instead(getattr(shard, part), method, None):
+            on_loaded(shard, now, offset)
+
+    return wrapper
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "effects-before-acknowledgement": lambda: _around(ShardHost, "_send_unsent", _release_at_once),
+    "no-gap-check": lambda: _instead(ShardHost, "_is_verified", True),
+    "void-events-count": lambda: _around(ShardHost, "_event_of", _as_if_valid),
+    "checkpoint-ahead-of-log": lambda: _around(ShardHost, "_maybe_capture", _commit_at_once),
+    "checkpoint-not-fenced": lambda: patch.object(SimStates, "is_fencing", False),
+    "inputs-decided-again": lambda: _around(ShardHost, "take_resume_positions", _from_the_start),
+    "doubled-events-fold": lambda: _instead(Shard, "_is_next", True),
+    "failed-append-ignored": lambda: patch.object(ShardHost, "reload", lambda host, reason: host._sent.popleft()),
+    "stale-reports-count": lambda: patch.object(decisions, "is_current", _while_it_runs),
+    "any-version-starts": lambda: _around(decisions, "decide_started", _of_any_version),
+    "forgets-at-once": lambda: patch.object(Shard, "_will_forget", _forget_now),
+    "view-always-believed": lambda: patch.object(decisions, "_refuse_ended", _believe),
+    "timers-early": lambda: _both(
+        _around(Timers, "pop_due", lambda pop, timers, now, limit: pop(timers, now + EARLY_US, limit)),
+        _around(
+            decisions, "decide_timer", lambda decide, task, heard, now, rng: decide(task, heard, now + EARLY_US, rng)
+        ),
+    ),
+    "silent-workers-unnoticed": lambda: _both(_instead(Shard, "_judge_worker", None), _instead(Shard, "_lose", None)),
+    "no-resend": lambda: patch.object(Dispatch, "_pick_resends", lambda _dispatch, _now: []),
+    "pending-not-offered-after-load": lambda: _around(Shard, "on_loaded", _without("_dispatch", "offer")),
+    "timers-not-derived-after-load": lambda: _around(Shard, "on_loaded", _without("_timers", "set")),
+    "ended-never-forgotten": lambda: _instead(Shard, "forget_ended", None),
+}
