@@ -11,3 +11,6 @@ PAGE_MAX = 500  # rows in one page of a list
 SCHEDULE_AHEAD_US_MAX = 100 * 366 * 86_400 * 1_000_000  # a hundred years; beyond is a unit mistaken for another
 ATTEMPTS_MAX = 1_000_000
 DURATION_MS_MAX = 366 * 86_400 * 1_000  # of a timeout, a lease or a retry delay
+BODY_MAX = 512 * 1024  # of a request with one task: a payload in base64, its metadata, and room for white space
+BULK_BODY_MAX = 16 * 1024 * 1024  # of a bulk request: what one API process holds of one client at a time
+REQUESTS_PENDING_MAX = 100_000  # of one gateway: ten seconds without a decision at the rate one shard decides

@@ -147,6 +147,7 @@ _AFTER = {
     NextStep.FAILED: Status.FAILED,
     NextStep.DEAD: Status.DEAD,
     NextStep.CANCELLED: Status.CANCELLED,
+    NextStep.UNKNOWN: Status.UNKNOWN,  # of a newer writer: no transition leads there, so that it is refused
 }
 
 

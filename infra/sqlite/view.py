@@ -1,0 +1,378 @@
+"""Status in a SQLite file that may be thrown away: everything in it is in the events.
+
+A row is the message-packed `TaskRow`, beside the columns that lists filter by. `apply` reads the rows that its changes
+touch with one statement, merges, and writes them with a few of many rows each: among busy threads the number of
+statements and rows counts, not their size. Readers have connections of their own and are not stopped by the writer.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from infra.sqlite.database import (
+    MEMORY,
+    Connection,
+    Synchronous,
+    chunks,
+    connect,
+    install,
+    transaction,
+    translated,
+    values,
+)
+from scheduler.ports import AttemptRow, Position, TaskChange, TaskFilter, TaskPage, TaskRow
+from schemas.errors import Fatal, Retriable
+
+READERS_MAX = 8  # connections for reading at the same time; more threads than that wait for one
+WAIT_MAX_S = 10.0  # for a connection, or for the moment in which a rebuilt view takes its place
+ATTEMPTS_SHOWN_MAX = 1_000  # newest attempts of one task that `task` gives
+
+_FORMAT = 1
+_SCHEMA = """
+CREATE TABLE tasks (
+    task_id TEXT PRIMARY KEY, created_at INTEGER NOT NULL, tenant_id TEXT NOT NULL, queue TEXT NOT NULL,
+    task_type TEXT NOT NULL, priority TEXT NOT NULL, status TEXT NOT NULL, is_dead_letter INTEGER NOT NULL,
+    body BLOB NOT NULL
+);
+CREATE INDEX by_created ON tasks (created_at DESC, task_id);
+CREATE INDEX by_status ON tasks (status, created_at DESC, task_id);
+CREATE INDEX by_queue ON tasks (queue, created_at DESC, task_id);
+CREATE INDEX by_tenant ON tasks (tenant_id, created_at DESC, task_id);
+CREATE INDEX by_type ON tasks (task_type, created_at DESC, task_id);
+CREATE INDEX by_death ON tasks (created_at DESC, task_id) WHERE is_dead_letter = 1;
+CREATE TABLE attempts (task_id TEXT, attempt INTEGER, body BLOB NOT NULL, PRIMARY KEY (task_id, attempt)) WITHOUT ROWID;
+CREATE TABLE positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL, epoch INTEGER NOT NULL);
+"""
+_COLUMNS = 9
+_INTEGER_MAX = (1 << 63) - 1
+_OLD_TASKS = "SELECT task_id, body FROM tasks WHERE task_id IN (SELECT value FROM json_each(?))"
+_OLD_ATTEMPTS = """
+SELECT attempts.task_id, attempts.attempt, attempts.body FROM json_each(?) AS wanted CROSS JOIN attempts
+ON attempts.task_id = json_extract(wanted.value, '$[0]') AND attempts.attempt = json_extract(wanted.value, '$[1]')
+"""
+_FORGET_ATTEMPTS = "DELETE FROM attempts WHERE task_id IN (SELECT value FROM json_each(?))"
+_WRITE_TASKS = """
+INSERT INTO tasks VALUES {} ON CONFLICT (task_id) DO UPDATE SET
+created_at = excluded.created_at, tenant_id = excluded.tenant_id, queue = excluded.queue,
+task_type = excluded.task_type, priority = excluded.priority, status = excluded.status,
+is_dead_letter = excluded.is_dead_letter, body = excluded.body
+"""
+_TASK = f"""
+SELECT 0, body FROM tasks WHERE task_id = :task_id
+UNION ALL SELECT * FROM
+(SELECT attempt, body FROM attempts WHERE task_id = :task_id ORDER BY attempt DESC LIMIT {ATTEMPTS_SHOWN_MAX})
+ORDER BY 1
+"""
+_encode = msgspec.msgpack.Encoder().encode
+_decode_task = msgspec.msgpack.Decoder(TaskRow).decode
+_decode_attempt = msgspec.msgpack.Decoder(AttemptRow).decode
+_json = msgspec.json.Encoder().encode
+
+
+class SqliteView:
+    """Implements `ports.View`. Written by one thread at a time, read by many.
+
+    A change of a task whose beginning was never applied (the log does not hold it any more) is left out.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Fatal: the file cannot be written, or it is not ours."""
+        self._path = path
+        self._is_memory = str(path) == MEMORY
+        self._write_lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._gate = _Gate(1 if self._is_memory else READERS_MAX)  # of memory there is one connection for all
+        self._is_closed = False
+        self._writer = self._open()
+        self._positions = self._read_positions()
+
+    def positions(self) -> Mapping[int, Position]:
+        """By events partition, what is to be applied next."""
+        return dict(self._positions)
+
+    def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
+        """Upsert the rows and move the position, whole or not at all; one that is not ahead is ignored."""
+        with self._writing() as connection:
+            known = self._positions.get(partition)
+            if known is not None and position.next_offset <= known.next_offset:
+                return
+            with transaction(connection):
+                batch = _Batch(connection, changes)
+                connection.execute(_FORGET_ATTEMPTS, (_text(batch.new),))
+                for part in chunks(batch.task_rows(), _COLUMNS):
+                    sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
+                    connection.execute(sql, [value for row in part for value in row])
+                for rows in chunks(batch.attempt_rows(), 3):
+                    sql = f"INSERT OR REPLACE INTO attempts VALUES {values(len(rows), 3)}"
+                    connection.execute(sql, [value for row in rows for value in row])
+                connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
+            self._positions[partition] = position
+
+    def task(self, task_id: str) -> TaskRow | None:
+        """The row with its newest attempts in order, or None if its beginning was not applied yet."""
+        with self._reading() as connection:
+            rows = connection.execute(_TASK, {"task_id": task_id}).fetchall()
+        if not rows or rows[0][0] != 0:
+            return None
+        attempts = tuple(_decode_attempt(body) for _, body in rows[1:])
+        return replace(_decode_task(rows[0][1]), attempts=attempts)
+
+    def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
+        """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""
+        conditions, parameters = _where(wanted)
+        if cursor is not None:
+            created_at, task_id = _parse_cursor(cursor)
+            conditions += ["created_at <= ?", "(created_at < ? OR task_id > ?)"]
+            parameters += [created_at, created_at, task_id]
+        sql = f"SELECT body FROM tasks {_clause(conditions)} ORDER BY created_at DESC, task_id LIMIT ?"
+        with self._reading() as connection:
+            found = connection.execute(sql, (*parameters, limit + 1)).fetchall()
+        rows = [_decode_task(body) for (body,) in found[:limit]]
+        return TaskPage(rows, _cursor(rows[-1]) if len(found) > limit else None)
+
+    def count(self, wanted: TaskFilter) -> int:
+        """How many rows match."""
+        conditions, parameters = _where(wanted)
+        with self._reading() as connection:
+            (found,) = connection.execute(f"SELECT count(*) FROM tasks {_clause(conditions)}", parameters).fetchone()
+        return int(found)
+
+    def fresh(self) -> SqliteView:
+        """An empty view beside this one, to be filled and then put in its place with `replace_with`."""
+        if self._is_memory:
+            return SqliteView(MEMORY)
+        path = Path(f"{self._path}.fresh")
+        _remove(path)
+        return SqliteView(path)
+
+    def replace_with(self, fresh: SqliteView) -> None:
+        """Become what `fresh` is, which is closed: at once for all readers, which see the old rows until then."""
+        with self._write_lock, self._gate.alone():
+            self._writer, fresh._writer = fresh._writer, self._writer
+            if not self._is_memory:
+                self._close_files()
+                fresh._close_files()
+                _remove(Path(self._path), but_itself=True)
+                os.replace(fresh._path, self._path)
+                self._writer = self._open()
+            self._positions = self._read_positions()
+        fresh.close()
+
+    def close(self) -> None:
+        """Release the file; idempotent."""
+        if not self._is_closed:
+            with self._write_lock, self._gate.alone():
+                self._is_closed = True
+                self._close_files()
+
+    def _open(self) -> Connection:
+        writer = connect(self._path, Synchronous.NORMAL)
+        try:
+            install(writer, self._path, _SCHEMA, _FORMAT)
+        except BaseException:
+            writer.close()
+            raise
+        return writer
+
+    def _read_positions(self) -> dict[int, Position]:
+        with translated(self._path):
+            rows = self._writer.execute("SELECT partition, next_offset, epoch FROM positions").fetchall()
+        return {partition: Position(next_offset, epoch) for partition, next_offset, epoch in rows}
+
+    def _close_files(self) -> None:
+        for connection in (*self._idle, self._writer):
+            connection.close()
+        self._idle.clear()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with self._write_lock, self._gate.alone() if self._is_memory else contextlib.nullcontext():
+            self._check_open()
+            with translated(self._path):
+                yield self._writer
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._gate.shared():
+            self._check_open()
+            if self._is_memory:
+                with translated(self._path):
+                    yield self._writer
+                return
+            connection = self._idle.pop() if self._idle else connect(self._path, Synchronous.NORMAL)
+            try:
+                with translated(self._path):
+                    yield connection
+            finally:
+                self._idle.append(connection)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Fatal("the view is closed")
+
+
+class _Gate:
+    """Lets so many readers in at a time, or one alone, who does not wait behind readers that come later."""
+
+    def __init__(self, readers_max: int) -> None:
+        self._readers_max = readers_max
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._is_alone = False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._wait(lambda: not self._is_alone and self._readers < self._readers_max)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._wait(lambda: not self._is_alone)
+            self._is_alone = True
+        try:
+            with self._changed:
+                self._wait(lambda: self._readers == 0)
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._changed.notify_all()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(condition, WAIT_MAX_S):
+            raise Retriable(f"the view was busy for {WAIT_MAX_S} s: try later")
+
+
+class _Batch:
+    """Changes merged with the rows that they touch."""
+
+    def __init__(self, connection: Connection, changes: Sequence[TaskChange]) -> None:
+        self.new = list(dict.fromkeys(change.task_id for change in changes if change.is_new))
+        self._tasks: dict[str, TaskRow] = {}
+        self._attempts: dict[str, dict[int, AttemptRow]] = {}
+        self._touched: dict[str, dict[int, None]] = {}
+        self._read(connection, [change for change in changes if not change.is_new])
+        for change in changes:
+            self._merge(change)
+
+    def task_rows(self) -> list[tuple[Any, ...]]:
+        """The rows of table `tasks` to write."""
+        return [_task_columns(self._tasks[task_id]) for task_id in self._touched]
+
+    def attempt_rows(self) -> list[tuple[str, int, bytes]]:
+        """The rows of table `attempts` to write."""
+        return [
+            (task_id, number, _encode(self._attempts[task_id][number]))
+            for task_id, numbers in self._touched.items()
+            for number in numbers
+        ]
+
+    def _read(self, connection: Connection, changes: Sequence[TaskChange]) -> None:
+        ids = list({change.task_id for change in changes})
+        for task_id, body in connection.execute(_OLD_TASKS, (_text(ids),)) if ids else ():
+            self._tasks[task_id] = _decode_task(body)
+        keys = [
+            (change.task_id, number)
+            for change in changes
+            if change.task_id in self._tasks
+            for number in change.attempts
+        ]
+        for task_id, number, body in connection.execute(_OLD_ATTEMPTS, (_text(keys),)) if keys else ():
+            self._attempts.setdefault(task_id, {})[number] = _decode_attempt(body)
+
+    def _merge(self, change: TaskChange) -> None:
+        task_id = change.task_id
+        if change.is_new:
+            self._tasks[task_id] = TaskRow(task_id=task_id, **change.columns)
+            self._attempts[task_id] = {}
+            self._touched[task_id] = {}
+        elif task_id in self._tasks:
+            self._tasks[task_id] = replace(self._tasks[task_id], **change.columns)
+        else:
+            return
+        touched = self._touched.setdefault(task_id, {})
+        attempts = self._attempts.setdefault(task_id, {})
+        for number, columns in change.attempts.items():
+            attempts[number] = replace(attempts.get(number) or AttemptRow(attempt=number), **columns)
+            touched[number] = None
+
+
+def _text(value: Any) -> str:
+    return _json(value).decode()
+
+
+def _task_columns(row: TaskRow) -> tuple[Any, ...]:
+    spec = row.spec
+    return (
+        row.task_id,
+        row.created_at,
+        spec.tenant_id,
+        spec.queue,
+        spec.task_type,
+        spec.priority.value,
+        row.status.value,
+        row.is_dead_letter,
+        _encode(row),
+    )
+
+
+def _where(wanted: TaskFilter) -> tuple[list[str], list[Any]]:
+    conditions: list[str] = []
+    parameters: list[Any] = []
+    for condition, value in (
+        ("tenant_id = ?", wanted.tenant_id),
+        ("status = ?", wanted.status),
+        ("queue = ?", wanted.queue),
+        ("task_type = ?", wanted.task_type),
+        ("priority = ?", wanted.priority),
+        ("created_at >= ?", wanted.created_from),
+        ("created_at < ?", wanted.created_to),
+    ):
+        if value is not None:
+            conditions.append(condition)
+            parameters.append(str(value) if isinstance(value, str) else max(-_INTEGER_MAX, min(value, _INTEGER_MAX)))
+    if wanted.is_dead_letter is not None:
+        conditions.append(f"is_dead_letter = {wanted.is_dead_letter:d}")  # spelt out: a partial index needs to see it
+    return conditions, parameters
+
+
+def _clause(conditions: Sequence[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _cursor(last: TaskRow) -> str:
+    return base64.urlsafe_b64encode(f"1:{last.created_at}:{last.task_id}".encode()).decode().rstrip("=")
+
+
+def _parse_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        version, created_at, task_id = text.split(":", 2)
+        if version != "1" or abs(int(created_at)) > _INTEGER_MAX:
+            raise ValueError(text)
+        return int(created_at), task_id
+    except (ValueError, binascii.Error) as error:
+        raise ValueError("cursor: not one that a list of this server gave") from error
+
+
+def _remove(path: Path, *, but_itself: bool = False) -> None:
+    for suffix in ("-wal", "-shm") if but_itself else ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

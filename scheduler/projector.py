@@ -1,0 +1,370 @@
+"""The projector folds the events into the view: what readers see of tasks, their attempts and results.
+
+It never decides and never writes an event. Where an event leads is what `core.task.evolve` says; here is added what
+only readers want: results, attempts, the time of the end. Position and rows are one write, so nothing is applied twice,
+and a view that was thrown away comes out the same from the first event on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import structlog
+from msgspec import UNSET
+
+from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
+from scheduler.ports import AttemptOutcome, Log, Position, Record, TaskChange, TaskRow, TopicPartition, View
+from schemas.codec import Codec
+from schemas.errors import DecodeError, Fatal, Retriable, Undecodable, UnknownSchema
+from schemas.messages import (
+    Event,
+    ShardOpened,
+    Status,
+    Task,
+    TaskAttemptFailed,
+    TaskAttemptLost,
+    TaskCancelled,
+    TaskDiscarded,
+    TaskExpired,
+    TaskRedriven,
+    TaskSnoozed,
+    TaskStarted,
+    TaskSubmitted,
+    TaskSucceeded,
+)
+from schemas.topics import TASK_EVENTS
+
+BATCH_MAX = 2_000  # records in one write of the view: more does not make an event cheaper
+POLL_S = 0.5  # longest wait for events before a stop is noticed
+RETRY_S = 0.5  # between tries while the view or the registry does not answer
+KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
+# An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
+DOUBLED_WITHIN = 10_000
+
+_log = structlog.get_logger(__name__)
+
+
+# --- the fold ---------------------------------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """What the fold must remember of a task between its events. `running` is the number of the attempt that runs."""
+
+    version: int
+    updated_at: int
+    running: int | None
+    crash_count: int
+
+
+class Fold(NamedTuple):
+    """What events did to rows, and which of them no row can follow, each with the reason."""
+
+    changes: list[TaskChange]
+    refused: list[tuple[Event, str]]
+
+
+def changes_of(events: Iterable[Event], known: dict[str, Known]) -> Fold:
+    """One change for each task of which there is news, in the order of their first events. Brings `known` up to date.
+
+    The events are valid ones (see `is_void`) in the order of the log; `known` has their tasks as the view has them.
+    An event that its task has had already is dropped: a producer may append one twice.
+    """
+    changes: dict[str, TaskChange] = {}
+    refused: list[tuple[Event, str]] = []
+    for event in events:
+        task_id = event.entity_id
+        before = known.get(task_id)
+        if event.version == 0 or not _is_news(event, before):
+            continue
+        try:
+            columns = columns_of(event)
+        except (IllegalTransition, KeyError) as error:  # of a newer version, or no writer of ours
+            refused.append((event, str(error)))
+            continue
+        change = changes.get(task_id)
+        if change is None or isinstance(event.body, TaskSubmitted):
+            is_new = isinstance(event.body, TaskSubmitted)
+            change = changes[task_id] = TaskChange(task_id=task_id, columns={}, attempts={}, is_new=is_new)
+        change.columns.update(columns)
+        for attempt, values in attempts_of(event, before).items():
+            change.attempts.setdefault(attempt, {}).update(values)
+        known[task_id] = _known_after(event, before, columns)
+    return Fold(list(changes.values()), refused)
+
+
+def is_void(event: Event, epoch: int) -> bool:
+    """Whether a stale owner wrote it: `epoch` is the highest that was opened before it in its partition."""
+    return event.epoch <= epoch if isinstance(event.body, ShardOpened) else event.epoch < epoch
+
+
+def _is_news(event: Event, before: Known | None) -> bool:
+    if before is None or event.version > before.version:
+        return True
+    # An id may be used again when its shard has forgotten the first task; the same submission twice has the same time.
+    return isinstance(event.body, TaskSubmitted) and event.at > before.updated_at
+
+
+_SHARED = tuple(name for name in Task.__struct_fields__ if name in TaskRow.__struct_fields__ and name != "task_id")
+_shared_values = attrgetter(*_SHARED)
+
+
+def _blank(status: Status) -> Task:
+    """A task of which nothing is known but where it stands: what an event sets in it is what the event changes."""
+    unknown: dict[str, Any] = dict.fromkeys(Task.__struct_fields__, UNSET)
+    return Task(**(unknown | {"status": status}))
+
+
+_BLANKS = {
+    body: _blank(min(status for status in row.before if status is not None))
+    for body, row in TRANSITIONS.items()
+    if body is not TaskSubmitted
+}
+
+
+def columns_of(event: Event) -> dict[str, Any]:
+    """The columns that an event sets, with their new values. Raises IllegalTransition."""
+    body = event.body
+    after = evolve(_BLANKS.get(type(body)), event)
+    values = zip(_SHARED, _shared_values(after), strict=True)
+    columns = {name: value for name, value in values if value is not UNSET}
+    if columns.get("worker_id", UNSET) is None:
+        del columns["worker_id"]  # readers go on seeing who had it last
+    if after.status in TERMINAL and not isinstance(body, TaskDiscarded):
+        columns["completed_at"] = getattr(body, "finished_at", event.at)
+        columns["next_run_at"] = None
+        columns["is_dead_letter"] = after.status is Status.DEAD
+    match body:
+        case TaskSucceeded():
+            columns["result"] = body.result
+            columns["result_content_type"] = body.content_type
+        case TaskRedriven():
+            columns["completed_at"] = None
+            columns["is_dead_letter"] = False
+        case TaskDiscarded():
+            columns["is_dead_letter"] = False
+    return columns
+
+
+def attempts_of(event: Event, before: Known | None) -> dict[int, dict[str, Any]]:
+    """The columns of attempts that an event sets, by attempt number."""
+    body = event.body
+    match body:
+        case TaskStarted():
+            return {body.attempt: {"worker_id": body.worker_id, "started_at": body.started_at}}
+        case TaskSucceeded():
+            return {body.attempt: _ended(body.finished_at, AttemptOutcome.SUCCEEDED)}
+        case TaskAttemptFailed():
+            return {body.attempt: _ended(body.finished_at, AttemptOutcome.FAILED) | {"error": body.error}}
+        case TaskSnoozed():
+            return {body.attempt: _ended(body.finished_at, AttemptOutcome.SNOOZED)}
+        case TaskAttemptLost():
+            is_returned = before is not None and body.crash_count == before.crash_count
+            outcome = AttemptOutcome.RETURNED if is_returned else AttemptOutcome.LOST
+            return {body.attempt: _ended(event.at, outcome) | {"error": body.error}}
+    if before is None or before.running is None:
+        return {}
+    match body:
+        case TaskCancelled():
+            return {before.running: _ended(event.at, AttemptOutcome.CANCELLED)}
+        case TaskExpired():
+            return {before.running: _ended(event.at, AttemptOutcome.FAILED) | {"error": body.error}}
+    return {}
+
+
+def _ended(at: int, outcome: AttemptOutcome) -> dict[str, Any]:
+    return {"finished_at": at, "outcome": outcome}
+
+
+def _known_after(event: Event, before: Known | None, columns: dict[str, Any]) -> Known:
+    status = columns.get("status")
+    running = before.running if before else None
+    if isinstance(event.body, TaskStarted):
+        running = event.body.attempt
+    elif status is not Status.RUNNING:
+        running = None
+    crash_count = columns.get("crash_count", before.crash_count if before else 0)
+    return Known(event.version, event.at, running, crash_count)
+
+
+def known_of(row: TaskRow) -> Known:
+    """What the fold must know of a task that the view has already."""
+    running = row.attempt if row.status is Status.RUNNING else None
+    return Known(row.version, row.updated_at, running, row.crash_count)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+class Skipped(NamedTuple):
+    """A record, or its event, that changed nothing."""
+
+    where: str
+    reason: str
+    detail: str
+
+
+_REASONS: dict[type[DecodeError], str] = {UnknownSchema: "unknown_schema", Undecodable: "undecodable"}
+
+
+class Projector:
+    """Keeps a view up to date with the events. Owns its log connection and is the view's only writer.
+
+    One thread calls `step` or `run`; `applied` and `skipped` may be read from any.
+    """
+
+    def __init__(self, log: Log, view: View, codec: Codec, partitions: int, topic: str = TASK_EVENTS) -> None:
+        """Begin where the view stands. Raises Fatal if it is ahead of the log."""
+        self.skipped: Counter[str] = Counter()  # records that changed nothing, by reason
+        self._log = log
+        self._view = view
+        self._codec = codec
+        self._topic = topic
+        at = view.positions()
+        self._positions = {i: at.get(i, Position(next_offset=0, epoch=0)) for i in range(partitions)}
+        self._resumed_at = {i: position.next_offset for i, position in self._positions.items()}
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._taken: Sequence[Record] = ()  # kept until it is applied, whatever fails
+        self._reader = log.reader()
+        for partition, position in self._positions.items():
+            self._begin(TopicPartition(topic, partition), position.next_offset)
+
+    def applied(self, partition: int) -> int:
+        """The offset of the first event of `partition` that is not in the view yet."""
+        return self._positions[partition].next_offset
+
+    def lag(self) -> int:
+        """How many records the log has beyond what was applied; for the thread that calls `step`."""
+        return sum(
+            max(0, self._log.end_offset(TopicPartition(self._topic, partition)) - position.next_offset)
+            for partition, position in self._positions.items()
+        )
+
+    def run(self, stop: threading.Event, on_applied: Callable[[], None] | None = None) -> None:
+        """Step until `stop` is set, which is noticed within POLL_S; what is only in the way for now is tried again.
+
+        `on_applied` is called after each step that moved a position.
+        """
+        while not stop.is_set():
+            try:
+                if self.step(POLL_S) and on_applied is not None:
+                    on_applied()
+            except Retriable as error:
+                _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
+                stop.wait(RETRY_S)
+
+    def step(self, timeout_s: float) -> int:
+        """Apply what is there, waiting up to `timeout_s` for the first record; says how many records were passed.
+
+        Raises Retriable (nothing is lost, the next step tries again) and Fatal.
+        """
+        if not self._taken:
+            self._log.poll(0)
+            self._taken = self._reader.take(BATCH_MAX)
+        if not self._taken and timeout_s > 0:
+            self._log.poll(timeout_s)
+            self._taken = self._reader.take(BATCH_MAX)
+        records = self._taken
+        for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition):
+            self._apply(partition, list(of_partition))
+        self._taken = ()
+        return len(records)
+
+    def _begin(self, partition: TopicPartition, next_offset: int) -> None:
+        end_offset = self._log.end_offset(partition)
+        if next_offset > end_offset:
+            raise Fatal(
+                f"the view has {partition.topic}[{partition.partition}] up to {next_offset}, but the log ends at "
+                f"{end_offset}: it is the view of another log; remove it, and it is made anew"
+            )
+        self._reader.seek(partition, next_offset)
+
+    def close(self) -> None:
+        """Stop reading; the connection and the view belong to whoever made them."""
+        self._reader.close()
+
+    def _apply(self, partition: int, records: list[Record]) -> None:
+        position = self._positions[partition]
+        records = [record for record in records if record.offset >= position.next_offset]
+        if not records:  # applied before a later partition of the same step failed
+            return
+        events, epoch, skipped = self._valid(records, position.epoch)
+        known = self._known_before(events)
+        fold = changes_of((event for _, event in events), known)
+        position = Position(records[-1].offset + 1, epoch)
+        self._view.apply(partition, fold.changes, position)
+        self._positions[partition] = position
+        self._remember(known)
+        skipped += [
+            Skipped(f"{event.entity_id} version {event.version}", "illegal", why) for event, why in fold.refused
+        ]
+        self._note(partition, skipped)
+
+    def _valid(self, records: list[Record], epoch: int) -> tuple[list[tuple[Record, Event]], int, list[Skipped]]:
+        """The events that count, the highest epoch opened up to their end, and what is passed over with its reason."""
+        events: list[tuple[Record, Event]] = []
+        skipped: list[Skipped] = []
+        for record in records:
+            try:
+                event = self._codec.decode(record.value)
+            except DecodeError as error:
+                skipped.append(Skipped(f"offset {record.offset}", _REASONS[type(error)], str(error)))
+                continue
+            if not isinstance(event, Event):
+                skipped.append(Skipped(f"offset {record.offset}", "not_an_event", type(event).__name__))
+            elif is_void(event, epoch):
+                why = f"epoch {event.epoch} after {epoch} was opened"
+                skipped.append(Skipped(f"offset {record.offset}", "void", why))
+            elif isinstance(event.body, ShardOpened):
+                epoch = event.epoch
+            else:
+                events.append((record, event))
+        return events, epoch, skipped
+
+    def _known_before(self, events: list[tuple[Record, Event]]) -> dict[str, Known]:
+        """The tasks of `events` as the view has them; tasks that begin here are absent."""
+        known: dict[str, Known] = {}
+        looked_up: set[str] = set()
+        for record, event in events:
+            task_id = event.entity_id
+            if event.version == 0 or task_id in looked_up:
+                continue
+            looked_up.add(task_id)
+            found = self._known.get(task_id)
+            if found is None and (event.version > 1 or self._may_be_doubled(record)):
+                row = self._view.task(task_id)
+                found = known_of(row) if row else None
+            if found is not None:
+                known[task_id] = found
+        return known
+
+    def _may_be_doubled(self, record: Record) -> bool:
+        """Whether the first of two equal records may lie before the place where this projector began."""
+        resumed_at = self._resumed_at[record.partition]
+        return resumed_at > 0 and record.offset < resumed_at + DOUBLED_WITHIN
+
+    def _remember(self, known: dict[str, Known]) -> None:
+        for task_id, now in known.items():
+            self._known[task_id] = now
+            self._known.move_to_end(task_id)
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    def _note(self, partition: int, skipped: list[Skipped]) -> None:
+        """Count what was passed over, and say so once for each reason: a stale owner may have written thousands."""
+        first = {one.reason: one for one in reversed(skipped)}
+        counts = Counter(one.reason for one in skipped)
+        self.skipped.update(counts)
+        for reason, count in counts.items():
+            one = first[reason]
+            _log.warning(
+                "events_skipped", reason=reason, count=count, partition=partition, first=one.where, detail=one.detail
+            )
+
+
+def _place(record: Record) -> tuple[int, int]:
+    return record.partition, record.offset

@@ -1,0 +1,599 @@
+"""The worker over a real log: what it reports, when it commits, how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from infra.local import LocalLog
+from scheduler.ports import Entry, OnAck, TopicPartition
+from schemas.errors import Fatal, Retriable
+from schemas.messages import (
+    AttemptCancelled,
+    AttemptCheckpointed,
+    AttemptCrashed,
+    AttemptFailed,
+    AttemptReturned,
+    AttemptSnoozed,
+    AttemptStarted,
+    AttemptSucceeded,
+    ErrorKind,
+    Priority,
+    RunningAttempt,
+    SignalKind,
+    Verdict,
+    WorkerHeartbeat,
+)
+from schemas.topics import ready_topic
+from tests import pool_app
+from tests.worker_stage import SHARDS, WAIT_S, ManualClock, Stage
+from workers.context import Context
+from workers.errors import Snooze
+from workers.registry import Handler
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as stage:
+        yield stage
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+class Gate:
+    """Handlers that say that they began, and wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        self.begun: queue.Queue[str] = queue.Queue()
+        self._release = threading.Event()
+
+    def hold(self, context: Context) -> str:
+        self.begun.put(context.task_id)
+        self._release.wait(WAIT_S)
+        return context.task_id
+
+    async def hold_async(self, context: Context) -> str:
+        self.begun.put(context.task_id)
+        while not self._release.is_set():  # noqa: ASYNC110 - released from another thread
+            await asyncio.sleep(0.005)
+        return context.task_id
+
+    def await_begun(self) -> str:
+        return self.begun.get(timeout=WAIT_S)
+
+    def open(self) -> None:
+        self._release.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+async def echo(value: Any) -> Any:
+    return value
+
+
+def echo_in_thread(value: Any) -> Any:
+    return value
+
+
+# --- the life of an attempt -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 0, "", [], {}, False, {"n": 9007199254740993}])
+def test_a_result_is_reported_after_the_start(stage: Stage, value: Any) -> None:
+    """C43."""
+    stage.worker(echo)
+    ready = stage.offer("echo", {"value": value}, shard=1)
+    report = stage.outcome(ready)
+    assert isinstance(report, AttemptSucceeded)
+    assert msgspec.json.decode(report.result) == value
+    assert (report.worker_id, report.attempt, report.content_type) == ("w0", 1, "application/json")
+
+
+def test_every_executor_works_in_one_worker(stage: Stage) -> None:
+    pooled = pool_app.registry.get("double")
+    assert pooled is not None
+    stage.worker(echo, echo_in_thread, pooled, app="tests.pool_app:registry", processes=1)
+    offered = [stage.offer("echo", 1), stage.offer("echo_in_thread", 2), stage.offer("double", 3)]
+    assert [stage.outcome(ready).result for ready in offered] == [b"1", b"2", b"6"]
+
+
+def test_processes_need_the_name_of_the_application(stage: Stage) -> None:
+    pooled = pool_app.registry.get("double")
+    assert pooled is not None
+    with pytest.raises(ValueError, match=r"app: needed by .*double"):
+        stage.worker(pooled)
+
+
+def test_what_a_handler_raises_is_reported(stage: Stage) -> None:
+    def failing() -> None:
+        raise ConnectionError("refused")
+
+    async def snoozing() -> None:
+        raise Snooze(2.5, "not yet")
+
+    async def nan() -> float:
+        return float("nan")
+
+    stage.worker(failing, snoozing, nan)
+    failed = stage.outcome(stage.offer("failing"))
+    snoozed = stage.outcome(stage.offer("snoozing"))
+    unstorable = stage.outcome(stage.offer("nan"))
+    unknown = stage.outcome(stage.offer("no-such-type"))
+    wrong = stage.outcome(stage.offer("failing", {"n": 1}))
+    assert isinstance(failed, AttemptFailed) and failed.error.verdict is Verdict.RETRYABLE
+    assert isinstance(snoozed, AttemptSnoozed) and snoozed.delay_ms == 2500
+    assert isinstance(unstorable, AttemptFailed) and unstorable.error.kind is ErrorKind.RESULT
+    assert isinstance(unknown, AttemptFailed) and unknown.error.kind is ErrorKind.UNKNOWN_TYPE
+    assert "failing, nan, snoozing" in unknown.error.message
+    assert isinstance(wrong, AttemptFailed) and wrong.error.verdict is Verdict.PERMANENT
+
+
+def test_a_process_that_dies_is_reported_as_a_crash_and_others_go_on(stage: Stage) -> None:
+    """C16."""
+    deadly, fine = pool_app.registry.get("kill_itself"), pool_app.registry.get("double")
+    assert deadly is not None and fine is not None
+    stage.worker(deadly, fine, echo, app="tests.pool_app:registry", processes=1)
+    crashed = stage.offer("kill_itself")
+    others = [stage.offer("echo", n) for n in range(50)]
+    report = stage.outcome(crashed)
+    assert isinstance(report, AttemptCrashed) and "SIGKILL" in report.detail
+    assert [stage.outcome(ready).result for ready in others] == [b"%d" % n for n in range(50)]
+
+
+def test_checkpoints_come_before_the_end_and_are_given_to_the_next_attempt(stage: Stage) -> None:
+    async def stepping(context: Context) -> Any:
+        for step in range(100):
+            await context.checkpoint({"step": step})
+        return context.last_checkpoint
+
+    stage.worker(stepping)
+    ready = stage.offer("stepping", checkpoint=b'{"step": 7}')
+    stage.expect(lambda: stage.of(AttemptSucceeded))
+    _, *checkpoints, end = stage.about(ready)
+    assert end.result == b'{"step":7}'
+    assert all(isinstance(report, AttemptCheckpointed) for report in checkpoints)
+    assert checkpoints[-1].checkpoint == b'{"step":99}'
+
+
+# --- ready records ----------------------------------------------------------------------------------------------------
+
+
+def test_a_doubled_ready_record_runs_once(stage: Stage) -> None:
+    runs = []
+
+    async def counting() -> None:
+        runs.append(1)
+
+    stage.worker(counting)
+    ready = stage.offer("counting", task_id="t")
+    stage.outcome(ready)
+    stage.offer("counting", task_id="t")
+    stage.offer("counting", task_id="t", partition=1)
+    stage.outcome(stage.offer("counting", task_id="u", partition=1))
+    stage.outcome(stage.offer("counting", task_id="v"))
+    assert len(runs) == 3
+    assert len(stage.about(ready)) == 2
+
+
+def test_an_updated_task_is_begun_again_though_its_older_version_was(stage: Stage, gate: Gate) -> None:
+    worker = stage.worker(Handler(gate.hold_async, name="hold"))
+    old = stage.offer("hold", task_id="t", task_version=1)
+    gate.await_begun()
+    stage.offer("hold", task_id="t", task_version=2)
+    gate.await_begun()
+    stage.signal(worker, old, SignalKind.REVOKE)  # the shard's answer to the start of the old version
+    stage.outcome(stage.offer("no-such-type"))
+    gate.open()
+    stage.expect(lambda: stage.of(AttemptSucceeded))
+    assert [report.task_version for report in stage.of(AttemptStarted, task_id="t")] == [1, 2]
+    assert len(stage.of(AttemptSucceeded)) == 1
+
+
+def test_a_broken_record_is_skipped_and_counted(stage: Stage) -> None:
+    """C32."""
+    worker = stage.worker(echo)
+    topic = ready_topic("default", Priority.MEDIUM)
+    for value in (b"", b"{}", b"\x00\x00\x00\x01\x00junk", stage.codec.encode(stage.offer("echo", 1, shard=99))):
+        stage.put(topic, 0, value)
+    last = stage.offer("echo", 2)
+    assert stage.outcome(last).result == b"2"
+    assert worker.runtime.stats.undecodable == 5
+    stage.expect(lambda: stage.committed().get(TopicPartition(topic, 0)) == 6)
+
+
+def test_only_what_is_settled_in_the_log_is_committed(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    """C31: the second record waits for a slot, so that nothing behind the first is committed."""
+    worker = stage.worker(gate.hold, clock=clock, slots=1)
+    stage.offer("hold", task_id="a")
+    gate.await_begun()
+    stage.offer("hold", task_id="b")
+    stage.outcome(stage.offer("no-such-type"))
+    partition = TopicPartition(ready_topic("default", Priority.MEDIUM), 0)
+    stage.expect(lambda: stage.committed().get(partition) == 1)
+    worker.advance(100)
+    stage.expect(lambda: stage.committed().get(partition) == 3)
+    (returned,) = stage.of(AttemptReturned)
+    assert (returned.task_id, returned.is_started, returned.reason) == ("b", False, "no free slot")
+
+
+def test_a_record_that_was_given_back_may_come_again(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    worker = stage.worker(gate.hold, clock=clock, slots=1)
+    stage.offer("hold", task_id="a")
+    gate.await_begun()
+    stage.offer("hold", task_id="b", shard=1)
+    stage.expect(lambda: worker.runtime.stats.waiting == 1)
+    worker.advance(100)
+    stage.expect(lambda: stage.of(AttemptReturned, task_id="b"))
+    heartbeats = len(stage.of(WorkerHeartbeat))
+    gate.open()
+    stage.expect(lambda: len(stage.of(WorkerHeartbeat)) > heartbeats)
+    (notice,) = stage.of(WorkerHeartbeat)[heartbeats:]
+    assert notice.free_slots == 1
+    stage.offer("hold", task_id="b", shard=1)
+    stage.expect(lambda: stage.of(AttemptSucceeded, task_id="b"))
+
+
+def test_a_slot_that_is_free_goes_to_the_more_urgent(stage: Stage, gate: Gate) -> None:
+    """C27."""
+    stage.worker(gate.hold, slots=1)
+    stage.offer("hold", task_id="first", priority=Priority.LOW)
+    gate.await_begun()
+    for n in range(5):
+        stage.offer("hold", task_id=f"low{n}", priority=Priority.LOW)
+    stage.offer("hold", task_id="urgent", priority=Priority.HIGH)
+    stage.outcome(stage.offer("no-such-type"))
+    gate.open()
+    assert gate.await_begun() == "urgent"
+    stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 7)
+
+
+def test_workers_share_queues_and_each_its_own(stage: Stage) -> None:
+    stage.worker(echo, queues=("a", "b"))
+    stage.worker(echo, queues=("b",))
+    offered = [
+        stage.offer("echo", n, queue=queue, partition=n % 4, priority=priority)
+        for n in range(8)
+        for queue in ("a", "b")
+        for priority in Priority
+    ]
+    ends = [stage.outcome(ready) for ready in offered]
+    assert {end.worker_id for end, ready in zip(ends, offered, strict=True) if ready.queue == "a"} == {"w0"}
+    assert {end.worker_id for end, ready in zip(ends, offered, strict=True) if ready.queue == "b"} == {"w0", "w1"}
+
+
+# --- time, signals ----------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_stopped_at_its_timeout_and_has_one_outcome(stage: Stage, clock: ManualClock) -> None:
+    """C20, of a coroutine."""
+    begun = threading.Event()
+
+    async def hanging() -> None:
+        begun.set()
+        await asyncio.sleep(WAIT_S)
+
+    worker = stage.worker(hanging, clock=clock)
+    ready = stage.offer("hanging", timeout_ms=2000, deadline_at=clock.now + 60_000_000)
+    assert begun.wait(WAIT_S)
+    worker.advance(1999)
+    stage.outcome(stage.offer("no-such-type"))
+    assert len(stage.about(ready)) == 1
+    worker.advance(1)
+    report = stage.outcome(ready)
+    assert isinstance(report, AttemptFailed)
+    assert (report.error.kind, report.error.verdict) == (ErrorKind.TIMEOUT, Verdict.RETRYABLE)
+    assert "2000 ms" in report.error.message
+
+
+@pytest.mark.parametrize("limit", ["ready", "handler", "deadline"])
+def test_a_thread_that_overruns_is_reported_replaced_and_its_late_result_ignored(
+    stage: Stage, gate: Gate, clock: ManualClock, limit: str
+) -> None:
+    """C20: the slot is free again while the old thread still hangs."""
+    handler = Handler(gate.hold, name="hold", timeout_ms=2000 if limit == "handler" else None)
+    worker = stage.worker(handler, echo_in_thread, clock=clock, slots=1, threads=1)
+    late = stage.offer(
+        "hold",
+        timeout_ms=2000 if limit == "ready" else None,
+        deadline_at=clock.now + 2_000_000 if limit == "deadline" else None,
+    )
+    gate.await_begun()
+    worker.advance(2000)
+    stage.outcome(stage.offer("no-such-type"))
+    worker.advance(500)
+    report = stage.outcome(late)
+    assert report.error.kind is (ErrorKind.DEADLINE if limit == "deadline" else ErrorKind.TIMEOUT)
+    assert stage.outcome(stage.offer("echo_in_thread", 1)).result == b"1"
+    stage.expect(lambda: worker.runtime.stats.abandoned == 1)
+    gate.open()
+    stage.expect(lambda: not worker.runtime._executors[handler.executor].abandoned)
+    stage.outcome(stage.offer("echo_in_thread", 1))
+    assert len(stage.about(late)) == 2
+
+
+def test_a_worker_with_too_many_lost_threads_takes_no_more(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    worker = stage.worker(gate.hold, echo, clock=clock, threads=2, abandoned_max=0)
+    late = stage.offer("hold", timeout_ms=10)
+    gate.await_begun()
+    worker.advance(10)
+    stage.outcome(stage.offer("no-such-type"))
+    worker.advance(500)
+    stage.outcome(late)
+    stage.expect(lambda: not worker.runtime.stats.is_healthy)
+    refused = stage.offer("echo", 1)
+    stage.expect(lambda: worker.runtime.stats.waiting == 1)
+    worker.advance(100)
+    stage.expect(lambda: stage.about(refused))
+    assert isinstance(stage.about(refused)[0], AttemptReturned)
+    gate.open()
+    stage.expect(lambda: not any(executor.abandoned for executor in worker.runtime._executors.values()))
+    worker.advance(100)
+    stage.expect(lambda: worker.runtime.stats.is_healthy)
+    assert stage.outcome(stage.offer("echo", 1)).result == b"1"
+
+
+def test_a_process_is_killed_at_its_timeout(stage: Stage, clock: ManualClock) -> None:
+    """C20: a handler that swallows everything; a normal task is queued behind it."""
+    bad, fine = pool_app.registry.get("swallowing"), pool_app.registry.get("double")
+    assert bad is not None and fine is not None
+    worker = stage.worker(bad, fine, clock=clock, app="tests.pool_app:registry", slots=1, processes=1)
+    ready = stage.offer("swallowing", timeout_ms=2000)
+    stage.expect(lambda: stage.of(AttemptCheckpointed))
+    worker.advance(2000)
+    stage.outcome(stage.offer("no-such-type"))
+    worker.advance(500)
+    stage.expect(lambda: stage.of(AttemptFailed, task_id=ready.task_id))
+    assert stage.outcome(stage.offer("double", 4)).result == b"8"
+    assert len(stage.about(ready)) == 3
+
+
+def test_cancel_stops_a_handler_and_its_result_stands_if_it_was_first(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    def cooperative(context: Context) -> None:
+        gate.begun.put(context.task_id)
+        while True:
+            context.check_cancelled()
+
+    worker = stage.worker(cooperative, gate.hold, clock=clock)
+    stopping = stage.offer("cooperative", task_id="a")
+    finishing = stage.offer("hold", task_id="b")
+    assert {gate.await_begun(), gate.await_begun()} == {"a", "b"}
+    stage.signal(worker, stopping, SignalKind.CANCEL)
+    stage.signal(worker, finishing, SignalKind.CANCEL)
+    assert isinstance(stage.outcome(stopping), AttemptCancelled)
+    gate.open()
+    assert isinstance(stage.outcome(finishing), AttemptSucceeded)
+
+
+def test_what_ignores_a_cancel_is_stopped_after_the_grace(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    worker = stage.worker(gate.hold, clock=clock)
+    ready = stage.offer("hold")
+    gate.await_begun()
+    stage.signal(worker, ready, SignalKind.CANCEL, grace_ms=3000)
+    stage.outcome(stage.offer("no-such-type"))
+    worker.advance(2999)
+    stage.outcome(stage.offer("no-such-type"))
+    assert len(stage.about(ready)) == 1
+    worker.advance(1)
+    stage.outcome(stage.offer("no-such-type"))
+    worker.advance(500)
+    assert isinstance(stage.outcome(ready), AttemptCancelled)
+
+
+def test_a_revoked_attempt_is_stopped_and_nothing_is_reported(stage: Stage, clock: ManualClock) -> None:
+    stopped = threading.Event()
+    begun = threading.Event()
+
+    async def hanging() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            stopped.set()
+
+    worker = stage.worker(hanging, clock=clock)
+    ready = stage.offer("hanging")
+    assert begun.wait(WAIT_S)
+    stage.signal(worker, ready, SignalKind.REVOKE)
+    assert stopped.wait(WAIT_S)
+    stage.outcome(stage.offer("no-such-type"))
+    assert len(stage.about(ready)) == 1
+    worker.advance(2000)
+    stage.outcome(stage.offer("no-such-type"))
+    assert not any(heartbeat.running for heartbeat in stage.of(WorkerHeartbeat))
+
+
+@pytest.mark.parametrize(("kind", "reports"), [(SignalKind.CANCEL, [AttemptCancelled]), (SignalKind.REVOKE, [])])
+def test_a_signal_that_comes_before_the_attempt_keeps_it_from_starting(
+    stage: Stage, kind: SignalKind, reports: list[type]
+) -> None:
+    worker = stage.worker(echo)
+    ready = stage.offer("echo", 1, queue="elsewhere", task_id="t")
+    stage.signal(worker, ready, kind)
+    stage.outcome(stage.offer("no-such-type"))
+    stage.offer("echo", 1, task_id="t")
+    stage.outcome(stage.offer("echo", 2))
+    assert [type(report) for report in stage.about(ready)] == reports
+
+
+def test_heartbeats_vouch_for_what_runs_to_the_shard_that_it_is_of(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    worker = stage.worker(gate.hold, clock=clock, threads=3)
+    assert [heartbeat.free_slots for heartbeat in stage.of(WorkerHeartbeat)] == [3] * SHARDS
+    stage.offer("hold", task_id="a", shard=1)
+    gate.await_begun()
+    worker.advance(2000)
+    stage.expect(lambda: len(stage.of(WorkerHeartbeat)) == SHARDS + 1)
+    heartbeat = stage.of(WorkerHeartbeat)[-1]
+    assert heartbeat.running == (RunningAttempt(task_id="a", attempt=1),)
+    assert (heartbeat.free_slots, heartbeat.is_last) == (2, False)
+
+
+# --- the log fails ----------------------------------------------------------------------------------------------------
+
+
+class FaultyLog(LocalLog):
+    """Refuses or loses the next appends, as told."""
+
+    refused = 0
+    lost = 0
+
+    def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise Retriable("full")
+        if self.lost and on_ack is not None:
+            self.lost -= 1
+            super().append([], lambda _: on_ack(Retriable("not delivered")))
+            self.wake()
+            return
+        super().append(entries, on_ack)
+
+
+def faulty(stage: Stage) -> FaultyLog:
+    log = FaultyLog(stage.broker, commits=False)
+    stage.broker._connections.append(log)
+    return log
+
+
+def test_a_log_that_is_full_for_a_moment_loses_nothing(stage: Stage, clock: ManualClock) -> None:
+    log = faulty(stage)
+    worker = stage.worker(echo, clock=clock, log=log)
+    log.refused = 1
+    ready = stage.offer("echo", 1)
+    stage.expect(lambda: not log.refused)
+    assert not stage.about(ready)
+    worker.advance(100)
+    assert stage.outcome(ready).result == b"1"
+
+
+def test_a_start_that_may_be_lost_ends_the_attempt_and_it_can_be_handed_out_again(stage: Stage, gate: Gate) -> None:
+    log = faulty(stage)
+    worker = stage.worker(Handler(gate.hold_async, name="hold"), log=log)
+    log.lost = 1
+    ready = stage.offer("hold", task_id="t")
+    gate.await_begun()
+    stage.expect(lambda: worker.runtime.stats.revoked == 1 and not worker.runtime.stats.running)
+    assert not stage.about(ready)
+    stage.offer("hold", task_id="t")
+    gate.await_begun()
+    gate.open()
+    assert isinstance(stage.outcome(ready), AttemptSucceeded)
+
+
+def test_an_outcome_that_may_be_lost_is_sent_again(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    log = faulty(stage)
+    stage.worker(gate.hold, clock=clock, log=log)
+    ready = stage.offer("hold")
+    gate.await_begun()
+    stage.expect(lambda: stage.about(ready))
+    log.lost = 1
+    gate.open()
+    assert isinstance(stage.outcome(ready), AttemptSucceeded)
+    assert log.lost == 0
+
+
+def test_a_worker_without_its_log_ends_with_the_reason(stage: Stage) -> None:
+    worker = stage.worker(echo)
+    stage.broker.failure = Fatal("the disk is gone")
+    worker._log.wake()
+    assert worker.ended()
+    assert isinstance(worker.failure, Fatal)
+    stage.broker.failure = None
+    worker.failure = None
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_within_the_grace_running_attempts_finish_and_the_rest_goes_to_another_worker(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    """C19, grace long enough."""
+    ending = stage.worker(gate.hold, clock=clock, slots=2)
+    running = [stage.offer("hold", task_id=f"r{n}") for n in range(2)]
+    assert {gate.await_begun(), gate.await_begun()} == {"r0", "r1"}
+    fetched = [stage.offer("hold", task_id=f"f{n}") for n in range(8)]
+    stage.expect(lambda: ending.runtime.stats.waiting == 8)
+    ending.runtime.stop()
+    stage.expect(lambda: len(stage.of(AttemptReturned)) == 8)
+    assert {(report.is_started, report.reason) for report in stage.of(AttemptReturned)} == {(False, "shutdown")}
+    other = stage.worker(gate.hold, worker_id="other")
+    again = [stage.offer("hold", task_id=ready.task_id) for ready in fetched]
+    begun = {gate.await_begun() for _ in again}
+    assert begun == {ready.task_id for ready in fetched}
+    gate.open()
+    for ready in running:
+        stage.expect(lambda ready=ready: stage.of(AttemptSucceeded, task_id=ready.task_id, worker_id="w0"))
+    for ready in fetched:
+        stage.expect(lambda ready=ready: stage.of(AttemptSucceeded, task_id=ready.task_id, worker_id="other"))
+    assert ending.ended() and ending.failure is None
+    stage.expect(lambda: len(stage.of(WorkerHeartbeat, worker_id="w0", is_last=True)) == SHARDS)
+    assert other.runtime.stats.succeeded == 8
+    assert not stage.of(AttemptFailed)
+
+
+@pytest.mark.parametrize("is_second_call", [False, True])
+def test_after_the_grace_running_attempts_are_stopped_and_given_back(
+    stage: Stage, clock: ManualClock, is_second_call: bool
+) -> None:
+    """C19, grace too short; or a second signal."""
+    begun = threading.Event()
+
+    async def hanging() -> None:
+        begun.set()
+        await asyncio.sleep(WAIT_S)
+
+    worker = stage.worker(hanging, clock=clock, grace_ms=3000)
+    ready = stage.offer("hanging")
+    assert begun.wait(WAIT_S)
+    worker.runtime.stop()
+    if is_second_call:
+        worker.runtime.stop()
+    else:
+        stage.expect(lambda: worker.runtime._stop_at)
+        worker.advance(3000)
+    report = stage.outcome(ready)
+    assert isinstance(report, AttemptReturned)
+    assert (report.is_started, report.reason) == (True, "shutdown")
+    assert worker.ended() and worker.failure is None
+    stage.expect(lambda: len(stage.of(WorkerHeartbeat, is_last=True)) == SHARDS)
+    assert stage.reports.index(report) < stage.reports.index(stage.of(WorkerHeartbeat, is_last=True)[0])
+    assert stage.committed() == {TopicPartition(ready_topic("default", Priority.MEDIUM), 0): 1}
+
+
+def test_a_worker_with_nothing_to_do_stops_at_once(stage: Stage) -> None:
+    worker = stage.worker(echo)
+    worker.runtime.stop()
+    assert worker.ended() and worker.failure is None
+
+
+def test_a_thread_that_hangs_does_not_keep_the_worker_from_stopping(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    worker = stage.worker(gate.hold, clock=clock)
+    ready = stage.offer("hold")
+    gate.await_begun()
+    worker.runtime.stop()
+    worker.runtime.stop()
+    stage.expect(lambda: worker.runtime._attempts.next_at() is not None)
+    worker.advance(500)
+    assert isinstance(stage.outcome(ready), AttemptReturned)
+    gate.open()
+    assert worker.ended() and worker.failure is None

@@ -1,0 +1,104 @@
+"""Reports on their way to the log: sent in batches, and again where losing one would matter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+
+from scheduler.ports import Entry, Log
+from schemas.errors import Retriable, TidewheelIOError
+from workers.intake import Progress
+
+log = logging.getLogger(__name__)
+
+BATCH_MAX = 1_000  # entries of one append: far below what any adapter buffers
+RETRY_US = 100_000  # pause after the log refused an append
+
+
+class IfLost(Enum):
+    """What to do with an entry of which it isn't known whether the log has it."""
+
+    REPEAT = auto()  # reports are idempotent by attempt
+    FORGET = auto()  # the next one says it all
+    TELL = auto()  # the runtime decides
+
+
+class Outgoing(NamedTuple):
+    """An entry; once it is in the log, the ready record at `offset` is settled."""
+
+    entry: Entry
+    if_lost: IfLost
+    progress: Progress | None = None
+    offset: int = -1
+    subject: object = None
+
+
+class Outbox:
+    """Appends entries in the order they were added. Belongs to the thread that polls the log."""
+
+    def __init__(self, log_: Log, on_lost: Callable[[object], None]) -> None:
+        """`on_lost` is called with the subject of a lost TELL entry."""
+        self._log = log_
+        self._on_lost = on_lost
+        self._waiting: list[Outgoing] = []
+        self._retry_at = 0
+        self.unacknowledged = 0
+        self.failure: TidewheelIOError | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the log took less than it was given; then nothing new should be begun."""
+        return bool(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was added is in the log."""
+        return not self._waiting and not self.unacknowledged
+
+    def add(self, outgoing: Outgoing) -> None:
+        """Send it with the next `send`."""
+        self._waiting.append(outgoing)
+
+    def send(self, now: int) -> bool:
+        """Append what was added; whether nothing is left. What the log refuses now is sent again later."""
+        if self.failure is not None:
+            raise self.failure
+        while self._waiting and now >= self._retry_at:
+            batch = self._waiting[:BATCH_MAX]
+            try:
+                self._log.append([outgoing.entry for outgoing in batch], partial(self._acknowledged, batch))
+            except Retriable as error:
+                log.warning("the log takes no reports now, %d wait: %s", len(self._waiting), error)
+                self._retry_at = now + RETRY_US
+                break
+            del self._waiting[: len(batch)]
+            self.unacknowledged += len(batch)
+        return not self._waiting
+
+    def next_at(self) -> int | None:
+        """When to send again, if something is left."""
+        return self._retry_at if self._waiting else None
+
+    def _acknowledged(self, batch: Sequence[Outgoing], result: Sequence[int] | TidewheelIOError) -> None:
+        self.unacknowledged -= len(batch)
+        if isinstance(result, TidewheelIOError):
+            self._lost(batch, result)
+            return
+        for outgoing in batch:
+            if outgoing.progress is not None:
+                outgoing.progress.settle(outgoing.offset)
+
+    def _lost(self, batch: Sequence[Outgoing], error: TidewheelIOError) -> None:
+        if not isinstance(error, Retriable):
+            self.failure = error
+            return
+        log.warning("the log may have lost %d reports: %s", len(batch), error)
+        self._waiting[:0] = [outgoing for outgoing in batch if outgoing.if_lost is IfLost.REPEAT]
+        for outgoing in batch:
+            if outgoing.if_lost is IfLost.TELL:
+                if outgoing.progress is not None:
+                    outgoing.progress.settle(outgoing.offset)
+                self._on_lost(outgoing.subject)
