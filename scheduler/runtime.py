@@ -119,3 +119,11 @@ class SchedulerRuntime:
             for task in list(host.shard.state.tasks.values()):
                 counts[task.status] = counts.get(task.status, 0) + 1
         return counts
+
+    def depth(self) -> dict[tuple[str, str], int]:
+        """Pending tasks of this process by queue and priority. An estimate when called from another thread."""
+        counts: dict[tuple[str, str], int] = {}
+        for host in list(self._hosts.values()):
+            for key, count in host.shard.depth().items():
+                counts[key] = counts.get(key, 0) + count
+        return counts

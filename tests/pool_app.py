@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -66,10 +67,8 @@ def blocked(context: Context) -> None:
 def swallowing(context: Context) -> None:
     context.checkpoint(os.getpid())
     while True:
-        try:
+        with contextlib.suppress(BaseException):
             time.sleep(BLOCKED_S)
-        except:  # noqa: E722 - this is what the case is about
-            pass
 
 
 @_in_process

@@ -267,7 +267,7 @@ class LogContract:
         is_done = threading.Event()
 
         def write() -> None:
-            for number in range(100):
+            for number in range(40):
                 writer.append(numbered(topic, 0, [number]))
                 poll_until(lambda: heard.acquire(blocking=False), writer)
             is_done.set()
@@ -275,7 +275,7 @@ class LogContract:
         writing = threading.Thread(target=write)
         writing.start()
         count = 0
-        while count < 100:
+        while count < 40:
             log.poll(60)
             for _ in reader.take(10):
                 count += 1
@@ -314,6 +314,26 @@ class LogContract:
         one.close()
         poll_until(lambda: two.assigned() == everything, second)
         assert one.assigned() == frozenset()
+
+    def test_a_member_gets_nothing_more_of_a_partition_that_went_to_another(self, world: LogWorld) -> None:
+        first, second, topic, group = world.connect(), world.connect(), world.topic(), world.group()
+        one = first.member(group, [topic])
+        begin_all(first, one, topic)
+        everything = one.assigned()
+        two = second.member(group, [topic])
+        poll_until(lambda: len(one.assigned()) < len(everything) and bool(two.assigned()), first, second)
+        for partition in two.assigned():
+            two.resume(partition)
+        append_and_wait(second, [entry for key in everything for entry in numbered(topic, key.partition, [1])])
+        taken: dict[Member, set[TopicPartition]] = {one: set(), two: set()}
+
+        def has_all() -> bool:
+            for member, own in taken.items():
+                own |= {TopicPartition(record.topic, record.partition) for record in member.take(100)}
+            return taken[one] | taken[two] == everything
+
+        poll_until(has_all, first, second)
+        assert taken == {one: one.assigned(), two: two.assigned()}
 
     def test_groups_do_not_disturb_each_other(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()

@@ -22,6 +22,7 @@ from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
 from tests.contract import crashing_writer
 from tests.contract.log import LogContract, append_and_wait, begin_all, numbered, poll_until, take_count, values_of
 
+ROOT = Path(__file__).parents[2]
 READY = "ready.default.high"
 REQUESTS_0 = TopicPartition(TASK_REQUESTS, 0)
 EVENTS_0 = TopicPartition(TASK_EVENTS, 0)
@@ -415,22 +416,22 @@ def test_what_was_acknowledged_survives_a_kill(path: Path) -> None:
     acked: dict[tuple[str, int, int], str] = {}
     for run in range(4):
         command = [sys.executable, "-m", crashing_writer.__name__, str(path.parent), str(run)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(chance.randrange(1, 600))]
             process.send_signal(signal.SIGKILL)
             lines += process.stdout.readlines()
         for line in lines:
             if line.endswith("\n"):
-                topic, partition, offset, value = line.split()
-                key = topic, int(partition), int(offset)
+                topic, number, offset, value = line.split()
+                key = topic, int(number), int(offset)
                 assert key not in acked, f"an offset was given twice; seed {seed}"
                 acked[key] = value
     assert acked
-    for number in range(crashing_writer.SHARDS):
-        found = {topic: dict(stored(path, TopicPartition(topic, number))) for topic in (TASK_REQUESTS, TASK_EVENTS)}
-        for (topic, at, offset), text in acked.items():
-            assert at != number or found[topic].get(offset) == text.encode(), f"seed {seed}"
+    for shard in range(crashing_writer.SHARDS):
+        found = {topic: dict(stored(path, TopicPartition(topic, shard))) for topic in (TASK_REQUESTS, TASK_EVENTS)}
+        for (name, partition, place), text in acked.items():
+            assert partition != shard or found[name].get(place) == text.encode(), f"seed {seed}"
         assert set(found[TASK_EVENTS].values()) <= set(found[TASK_REQUESTS].values()), f"seed {seed}"
 
 

@@ -155,7 +155,7 @@ class NotText(Exception):
 
 
 class Saboteur(Exception):
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise RuntimeError("no")
 

@@ -168,7 +168,7 @@ def test_a_cancelled_coroutine_can_clean_up_or_refuse(loop: AsyncExecutor, sink:
 
     calls = [sink.call(obedient), sink.call(refusing)]
     loop.start(calls)
-    for call in calls:
+    for _ in calls:
         assert begun.acquire(timeout=WAIT_S)
     for call in calls:
         loop.cancel(call)

@@ -1,0 +1,209 @@
+"""The application: its task types, and the way to submit them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+from typing_extensions import Unpack
+
+from scheduler.refusals import Refusal, Refused
+from schemas.messages import Priority, RetryPolicy
+from tidewheel.backend import Backend
+from tidewheel.embedded import Engine, EngineSettings
+from tidewheel.handles import TaskHandle, translated
+from tidewheel.http import HttpBackend
+from tidewheel.options import CallOptions, Retry, Seconds, fields_of, retry_fields
+from tidewheel.settings import ClientSettings
+from workers.errors import milliseconds
+from workers.registry import ExecutorKind, Handler, Registry
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class App:
+    """Task types by name. Submissions go to the engine that runs in this process, else to the server of `settings`."""
+
+    def __init__(self, settings: ClientSettings | None = None) -> None:
+        self.registry = Registry()
+        self._settings = settings
+        self._backend: Backend | None = None
+
+    @property
+    def backend(self) -> Backend:
+        """Where submissions go."""
+        if self._backend is None:
+            self._backend = HttpBackend(self._settings or ClientSettings())
+        return self._backend
+
+    def use(self, backend: Backend | None) -> None:
+        """Send submissions there from now on; None: to the server of the settings."""
+        self._backend = backend
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskType[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> TaskType[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: Priority | str = Priority.MEDIUM,
+        retry: Retry | None = None,
+        timeout: Seconds | None = None,
+        total_timeout: Seconds | None = None,
+        lease: Seconds = 300.0,
+        executor: ExecutorKind | str | None = None,
+    ) -> _Decorator: ...
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a function a task type. Its name is `module.function` unless one is given; names are stable strings.
+
+        `async def` runs on the worker's event loop, `def` in a thread; `executor="process"` runs it in a process of
+        its own that is killed at its timeout. Durations are seconds or timedeltas. Raises RegistrationError.
+        """
+        decorator = _Decorator(self, options)
+        return decorator if function is None else decorator(function)
+
+    def handle(self, task_id: str) -> TaskHandle[Any]:
+        """A task that was submitted before, or by somebody else."""
+        return TaskHandle(task_id, self.backend)
+
+    def embedded(self, data: str | Path | None = None, **settings: Any) -> Engine:
+        """A durable engine with a worker of this app in this process: `with app.embedded("data"): …`.
+
+        Without `data` all is in memory, for tests. The settings are those of `EngineSettings`.
+        """
+        return Engine(self, EngineSettings(data=None if data is None else Path(data), **settings))
+
+
+class _Decorator:
+    """`app.task(…)`, before it is given its function."""
+
+    def __init__(self, app: App, options: dict[str, Any]) -> None:
+        self._app, self._options = app, options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> TaskType[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R]) -> TaskType[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        options = dict(self._options)
+        retry: Retry | None = options.pop("retry", None)
+        timeout: Seconds | None = options.pop("timeout", None)
+        total_timeout: Seconds | None = options.pop("total_timeout", None)
+        handler = Handler(
+            function,
+            name=options.pop("name", None) or f"{function.__module__}.{function.__qualname__}",
+            retry=retry.policy if retry else RetryPolicy(),
+            timeout_ms=None if timeout is None else milliseconds(timeout, "timeout"),
+            lease_ms=milliseconds(options.pop("lease", 300.0), "lease"),
+            **options,
+        )
+        return TaskType(self._app, self._app.registry.add(handler), function, total_timeout)
+
+
+class TaskType(Generic[P, R]):
+    """A function that can be submitted; called as it is, it is the plain function."""
+
+    def __init__(
+        self, app: App, handler: Handler, function: Callable[..., Any], total_timeout: Seconds | None = None
+    ) -> None:
+        self.handler = handler
+        self._app = app
+        self._function = function
+        self._fields = _defaults(handler, total_timeout)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call the function here and now, without the scheduler."""
+        return self._function(*args, **kwargs)
+
+    @property
+    def name(self) -> str:
+        """The task type's name."""
+        return self.handler.name
+
+    def options(self, **options: Unpack[CallOptions]) -> Submitter[P, R]:
+        """The same task type with options for one submission: `send.options(priority="high", delay=60).submit(…)`."""
+        return Submitter(self._app, self.handler, {**self._fields, **fields_of(options)})
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Accept the task durably; blocks until it is. Raises NotSubmitted, ArgumentError."""
+        return self.options().submit(*args, **kwargs)
+
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Accept the task durably. Raises NotSubmitted, ArgumentError."""
+        return await self.options().asubmit(*args, **kwargs)
+
+    def submit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
+        return self.options().submit_many(calls)
+
+    async def asubmit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
+        return await self.options().asubmit_many(calls)
+
+
+class Submitter(Generic[P, R]):
+    """A task type with the options of a submission."""
+
+    def __init__(self, app: App, handler: Handler, fields: dict[str, Any]) -> None:
+        self._app, self._handler, self._fields = app, handler, fields
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Accept the task durably; blocks until it is. Raises NotSubmitted, ArgumentError."""
+        try:
+            return self._handle(self._app.backend.submit(self._submission(args, kwargs)).run().task_id)
+        except Refused as refused:
+            raise translated(refused) from refused
+
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Accept the task durably. Raises NotSubmitted, ArgumentError."""
+        try:
+            return self._handle((await self._app.backend.submit(self._submission(args, kwargs))).task_id)
+        except Refused as refused:
+            raise translated(refused) from refused
+
+    def submit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
+        submissions = [self._submission((), call) for call in calls]
+        return self._handles(self._app.backend.submit_many(submissions).run())
+
+    async def asubmit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
+        submissions = [self._submission((), call) for call in calls]
+        return self._handles(await self._app.backend.submit_many(submissions))
+
+    def _submission(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**self._fields, "payload": self._handler.payload(tuple(args), kwargs)}
+
+    def _handle(self, task_id: str) -> TaskHandle[R]:
+        return TaskHandle(task_id, self._app.backend, self._handler)
+
+    def _handles(self, results: Sequence[Any]) -> list[TaskHandle[R]]:
+        for result in results:
+            if isinstance(result, Refusal):
+                raise translated(Refused(result))
+        return [self._handle(result.task_id) for result in results]
+
+
+def _defaults(handler: Handler, total_timeout: Seconds | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {"task_type": handler.name, **retry_fields(handler.retry)}
+    if handler.queue != "default":
+        fields["queue"] = handler.queue
+    if handler.priority is not Priority.MEDIUM:
+        fields["priority"] = str(handler.priority)
+    if handler.timeout_ms is not None:
+        fields["timeout_seconds"] = handler.timeout_ms / 1000
+    if handler.lease_ms != 300_000:
+        fields["lease_seconds"] = handler.lease_ms / 1000
+    if total_timeout is not None:
+        seconds = total_timeout.total_seconds() if isinstance(total_timeout, timedelta) else total_timeout
+        fields["total_timeout_seconds"] = cast("float", seconds)
+    return fields

@@ -1,0 +1,115 @@
+"""What the SDK and the command line need of a scheduler, wherever it runs; and the one in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from scheduler.ports import TaskFilter
+from scheduler.refusals import Refusal
+from scheduler.service import (
+    CancelView,
+    ChangedView,
+    RedriveAllView,
+    Submitted,
+    SubmittedView,
+    TaskList,
+    TaskService,
+)
+from scheduler.submission import Submission, Update, validated
+from scheduler.task_view import TaskView
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Doable(Protocol[T_co]):
+    """Something to be done once: `run` it, or `await` it. Raises `scheduler.refusals.Refused`."""
+
+    def run(self) -> T_co:
+        """Do it in the calling thread and wait for the end."""
+
+    def __await__(self) -> Generator[Any, None, T_co]: ...
+
+
+class Backend(Protocol):
+    """A scheduler as its clients see it. Fields are those of a submission in REST; the payload is JSON bytes."""
+
+    def submit(self, fields: Mapping[str, Any]) -> Doable[SubmittedView]:
+        """Accept a task, durably."""
+
+    def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> Doable[list[SubmittedView | Refusal]]:
+        """Accept or refuse each, in their order."""
+
+    def get(self, task_id: str) -> Doable[TaskView]:
+        """How a task stands."""
+
+    def wait(self, task_id: str, timeout_s: float) -> Doable[TaskView]:
+        """The same once it has ended, or after `timeout_s`."""
+
+    def list_tasks(self, wanted: TaskFilter, *, limit: int, cursor: str | None = None) -> Doable[TaskList]:
+        """A page of tasks, newest first."""
+
+    def update(self, task_id: str, fields: Mapping[str, Any]) -> Doable[ChangedView]:
+        """Change a waiting task."""
+
+    def cancel(self, task_id: str, *, reason: str | None = None) -> Doable[CancelView]:
+        """Stop a task."""
+
+    def dead_letters(self, queue: str | None, *, limit: int, cursor: str | None = None) -> Doable[TaskList]:
+        """A page of the dead-letter queue."""
+
+    def redrive(self, task_id: str) -> Doable[ChangedView]:
+        """Run a dead or failed task again."""
+
+    def redrive_all(self, queue: str) -> Doable[RedriveAllView]:
+        """Run all dead ones of a queue again."""
+
+    def discard(self, task_id: str) -> Doable[None]:
+        """Take a dead task out of the dead-letter queue."""
+
+
+class _Mapped(Doable[T]):
+    """A doable whose result is put another way."""
+
+    def __init__(self, doable: Doable[Any], change: Any) -> None:
+        self._doable, self._change = doable, change
+
+    def run(self) -> T:
+        result: T = self._change(self._doable.run())
+        return result
+
+    def __await__(self) -> Generator[Any, None, T]:
+        result: T = self._change((yield from self._doable.__await__()))
+        return result
+
+
+class LocalBackend:
+    """The service of this process."""
+
+    def __init__(self, service: TaskService) -> None:
+        self._service = service
+        self.get = service.get
+        self.wait = service.wait
+        self.list_tasks = service.list_tasks
+        self.cancel = service.cancel
+        self.dead_letters = service.dead_letters
+        self.redrive = service.redrive
+        self.redrive_all = service.redrive_all
+        self.discard = service.discard
+
+    def submit(self, fields: Mapping[str, Any]) -> Doable[SubmittedView]:
+        """Accept a task, durably."""
+        return _Mapped(self._service.submit(validated(Submission, fields)), lambda submitted: submitted.view)
+
+    def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> Doable[list[SubmittedView | Refusal]]:
+        """Accept or refuse each, in their order."""
+        items = [validated(Submission, fields) for fields in submissions]
+        return _Mapped(
+            self._service.submit_many(items),
+            lambda results: [one.view if isinstance(one, Submitted) else one for one in results],
+        )
+
+    def update(self, task_id: str, fields: Mapping[str, Any]) -> Doable[ChangedView]:
+        """Change a waiting task."""
+        return self._service.update(task_id, validated(Update, fields))

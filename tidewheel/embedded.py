@@ -1,0 +1,300 @@
+"""The embedded engine: log, shards, view, API and a worker in this process, over files in one folder.
+
+The same parts as on Kafka and Cassandra, wired here to their SQLite adapters. Each part has a thread of its own; if one
+of them dies, the engine says why and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+import uvicorn
+
+from infra.local import LocalBroker, LocalLog
+from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView
+from infra.topics import embedded_catalog
+from scheduler.api.health import Health, PartHealth
+from scheduler.api.rest import create_api
+from scheduler.core.shard import ShardSettings
+from scheduler.gateway import Gateway
+from scheduler.host import Phase, RuntimeSettings
+from scheduler.projector import Projector
+from scheduler.runtime import SchedulerRuntime
+from scheduler.service import TaskService
+from schemas import registry as schema_registry
+from schemas.codec import Codec
+from schemas.errors import Fatal
+from schemas.messages import EndedTask, Task
+from tidewheel.backend import LocalBackend
+from tidewheel.clock import SteadyClock
+from tidewheel.metrics import engine_metrics
+from workers.runtime import WorkerRuntime
+from workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from tidewheel.app import App
+
+MEMORY = ":memory:"
+STALLED_S = 5.0  # a part that made no progress for so long is not well
+START_S = 300.0  # how long a start may take: reading the checkpoints and the events after them
+JOIN_S = 15.0  # how long one part may take to stop
+
+_log = structlog.get_logger(__name__)
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine is set up. Without `data` everything is in memory; without `port` there is no API."""
+
+    data: Path | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    shards: int = 4
+    app: str | None = None  # module:attribute, for handlers that run in processes
+    has_worker: bool = True
+    slots: int = 100
+    grace_s: float = 30.0
+
+
+class Engine:
+    """A running scheduler: `with app.embedded("data") as engine: …`, or `start` and `stop`."""
+
+    def __init__(self, app: App | None, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._app = app
+        self._threads: list[threading.Thread] = []
+        self._stopping = threading.Event()
+        self.failure: BaseException | None = None
+        self._failed = threading.Event()
+        self._worker: WorkerRuntime | None = None
+        self._server: uvicorn.Server | None = None
+        self._is_open = False
+
+    def __enter__(self) -> Engine:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the files, load the shards, begin to work. Raises Fatal if that can't be done; then nothing is left."""
+        try:
+            self._open()
+            self._run("scheduler", self._run_scheduler)
+            self._run("projector", lambda: self.projector.run(self._stopping))
+            self.gateway.start()
+            self._wait_until("the shards are loaded", self._is_loaded)
+            if self.settings.port is not None:
+                self._start_api(self.settings.port)
+            if self._app is not None and self.settings.has_worker and len(self._app.registry):
+                self._start_worker(self._app)
+        except BaseException:
+            self.stop()
+            raise
+        if self._app is not None:
+            self._app.use(LocalBackend(self.service))
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Finish what runs, within the grace; then stop part by part and close the files. Idempotent."""
+        if self._app is not None:
+            self._app.use(None)
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._worker is not None:
+            self._worker.stop()
+            if grace_s == 0:
+                self._worker.stop()
+        for thread in [thread for thread in self._threads if thread.name in ("worker", "api")]:
+            thread.join(self.settings.grace_s + JOIN_S)
+        self._stopping.set()
+        if self._is_open:
+            self.service.close()
+            self.gateway.close()
+            for log in self._logs:
+                log.wake()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+            if thread.is_alive():
+                _log.error("a part did not stop", part=thread.name)
+        self._threads.clear()
+        self._close()
+
+    def hurry(self) -> None:
+        """Shorten the worker's grace to nothing (a second signal)."""
+        if self._worker is not None:
+            self._worker.stop()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until a part fails; whether one did."""
+        return self._failed.wait(timeout_s)
+
+    @property
+    def address(self) -> str:
+        """The URL of the API."""
+        return f"http://{self.settings.host}:{self.settings.port}"
+
+    # --- parts ----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        settings, codec = self.settings, Codec.builtin()
+        clock, rng = SteadyClock(), SystemRandom()
+        self.clock = clock
+        self._storage = SqliteLogStorage(self._place("log.db"))
+        self.broker = LocalBroker(self._storage, embedded_catalog(settings.shards))
+        self._states = SqliteStateStore(self._place("state.db"))
+        self.view = SqliteView(self._place("view.db"))
+        self._is_open = True
+        self._logs: list[LocalLog] = [self.broker.connect(commits=True), self.broker.connect()]
+        owner = RuntimeSettings(owner=_process_name(rng), shard=ShardSettings())
+        self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
+        self.projector = Projector(self._logs[1], self.view, codec, settings.shards)
+        self.gateway = Gateway(self.broker.connect(), codec, shards=settings.shards, partition=0)
+        self.service = TaskService(
+            self.gateway, self.view, _Live(self.runtime), clock=clock, random_bits=rng.getrandbits
+        )
+        self.metrics = engine_metrics(self)
+        self._codec, self._rng = codec, rng
+
+    def _place(self, name: str) -> str | Path:
+        data = self.settings.data
+        if data is None:
+            return MEMORY
+        try:
+            data.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Fatal(f"the data folder {data} cannot be made: {error}") from error
+        return data / name
+
+    def _close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.broker.close()
+            self._states.close()
+            self.view.close()
+
+    def _run_scheduler(self) -> None:
+        self.runtime.run(self._stopping)
+
+    def _start_worker(self, app: App) -> None:
+        queues = tuple(sorted({handler.queue for handler in app.registry}))
+        settings = WorkerSettings(
+            worker_id=_process_name(self._rng),
+            queues=queues,
+            slots=self.settings.slots,
+            app=self.settings.app,
+            grace_ms=round(self.settings.grace_s * 1000),
+        )
+        self._worker = WorkerRuntime(
+            self.broker.connect(), self._codec, app.registry, self.clock, settings, self.settings.shards
+        )
+        self._run("worker", self._worker.run)
+
+    def _start_api(self, port: int) -> None:
+        from tidewheel import __version__
+
+        api = create_api(
+            self.service,
+            health=self.health,
+            schema_answer=schema_registry.answer,
+            metrics=self.metrics,
+            version=__version__,
+        )
+        listener = _listen(self.settings.host, port)
+        config = uvicorn.Config(api, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        server = self._server = uvicorn.Server(config)
+        self.settings = msgspec.structs.replace(self.settings, port=listener.getsockname()[1])
+        self._run("api", lambda: server.run(sockets=[listener]))
+        self._wait_until("the API answers", lambda: server.started)
+
+    def _run(self, part: str, run: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException as error:  # the edge of the part's loop: whatever it was, the engine must not go on
+                self.failure = self.failure or error
+                _log.critical("a part of the engine died", part=part, reason=str(error), exc_info=error)
+            finally:
+                if not self._stopping.is_set() and self.failure is not None:
+                    self._failed.set()
+
+        thread = threading.Thread(target=guarded, name=part, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _wait_until(self, what: str, is_so: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + START_S
+        while not is_so():
+            if self._failed.wait(0.002):
+                raise self.failure or Fatal(f"a part died before {what}")
+            if time.monotonic() > give_up_at:
+                raise Fatal(f"after {START_S:.0f} s it is still not so that {what}")
+
+    def _is_loaded(self) -> bool:
+        hosts = list(self.runtime.hosts.values())
+        return len(hosts) == self.settings.shards and all(host.phase is Phase.ACTIVE for host in hosts)
+
+    # --- health ---------------------------------------------------------------------------------------------------
+
+    def health(self) -> Health:
+        """Whether every part makes progress."""
+        idle_s = (self.clock.now_us() - self.runtime.last_step_at) / 1e6
+        lag = self.projector.lag()
+        worker = self._worker
+        parts = [
+            PartHealth(name="scheduler", is_ok=idle_s < STALLED_S, detail=f"last turn {idle_s:.1f} s ago"),
+            PartHealth(name="shards", is_ok=self._is_loaded(), detail=f"{len(self.runtime.hosts)} hosted"),
+            PartHealth(name="projector", is_ok=self._is_alive("projector"), detail=f"{lag} events behind"),
+            PartHealth(name="gateway", is_ok=self.gateway.stalled_s() < STALLED_S, detail=""),
+        ]
+        if worker is not None:
+            is_ok = worker.stats.is_healthy and self._is_alive("worker")
+            detail = f"{worker.stats.running} of {worker.stats.slots} slots busy, {worker.stats.abandoned} abandoned"
+            parts.append(PartHealth(name="worker", is_ok=is_ok, detail=detail))
+        return Health(parts=tuple(parts))
+
+    def _is_alive(self, part: str) -> bool:
+        return any(thread.name == part and thread.is_alive() for thread in self._threads)
+
+    @property
+    def worker(self) -> WorkerRuntime | None:
+        """The worker of this process, if it has one."""
+        return self._worker
+
+
+class _Live:
+    """What the shards have in memory, as the service asks for it."""
+
+    def __init__(self, runtime: SchedulerRuntime) -> None:
+        self._runtime = runtime
+
+    def get(self, task_id: str) -> Task | EndedTask | None:
+        """The task, what is remembered of its end, or None."""
+        return self._runtime.live(task_id)
+
+
+def _process_name(rng: Any) -> str:
+    """Unique to this start of this process: the fencing of attempts goes by number, the accounting by this name."""
+    host = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname())[:64]
+    return f"{host or 'host'}-{os.getpid()}-{rng.getrandbits(32):08x}"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Fatal(f"port {port} of {host} cannot be listened on ({error}); choose another one with --port") from error
+    return listener

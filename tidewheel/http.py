@@ -1,0 +1,296 @@
+"""The scheduler behind a REST API, as a backend: the same operations, answers and refusals as in process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from random import getrandbits
+from typing import Any, Generic, TypeVar, cast
+
+import httpx
+import msgspec
+
+from scheduler.instants import format_instant, instant_of
+from scheduler.ports import TaskFilter
+from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused
+from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
+from scheduler.task_view import TaskView
+from schemas.ids import uuid7
+from schemas.limits import BULK_MAX
+from schemas.messages import Status
+from tidewheel.settings import ClientSettings
+
+T = TypeVar("T")
+
+CONNECT_RETRIES = 2  # httpx tries again only where nothing was sent yet
+POLL_S_FIRST, POLL_S_MAX = 0.01, 0.5  # between looks at a task that is waited for
+
+
+class HttpCall(Generic[T]):
+    """One request: `run` it, or `await` it."""
+
+    def __init__(self, backend: HttpBackend, method: str, path: str, read: Callable[[bytes], T], **options: Any) -> None:
+        self._backend, self._read = backend, read
+        self._request = {"method": method, "url": path, **options}
+
+    def run(self) -> T:
+        """Do it in the calling thread and wait for the end."""
+        with _unavailable_if_lost():
+            return self._answer(self._backend.client().request(**self._request))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._run_async().__await__()
+
+    async def _run_async(self) -> T:
+        with _unavailable_if_lost():
+            return self._answer(await self._backend.async_client().request(**self._request))
+
+    def _answer(self, response: httpx.Response) -> T:
+        if response.is_success:
+            return self._read(response.content)
+        raise Refused(_refusal_of(response))
+
+
+class HttpWait:
+    """A task that is waited for: asked for again and again, ever more seldom."""
+
+    def __init__(self, backend: HttpBackend, task_id: str, timeout_s: float) -> None:
+        self._backend, self._task_id = backend, task_id
+        self._give_up_at = time.monotonic() + timeout_s
+        self._pause_s = POLL_S_FIRST
+
+    def run(self) -> TaskView:
+        """Wait in the calling thread."""
+        while True:
+            view = self._backend.get(self._task_id).run()
+            pause_s = self._next_pause(view)
+            if pause_s is None:
+                return view
+            time.sleep(pause_s)
+
+    def __await__(self) -> Generator[Any, None, TaskView]:
+        return self._run_async().__await__()
+
+    async def _run_async(self) -> TaskView:
+        while True:
+            view = await self._backend.get(self._task_id)
+            pause_s = self._next_pause(view)
+            if pause_s is None:
+                return view
+            await asyncio.sleep(pause_s)
+
+    def _next_pause(self, view: TaskView) -> float | None:
+        left_s = self._give_up_at - time.monotonic()
+        if view.completed_at is not None or left_s <= 0:
+            return None
+        self._pause_s, pause_s = min(POLL_S_MAX, self._pause_s * 1.5), self._pause_s
+        return min(pause_s, left_s)
+
+
+class HttpBackend:
+    """A server's REST API. Threads share one connection pool; each event loop has its own."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._client: httpx.Client | None = None
+        self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+
+    def client(self) -> httpx.Client:
+        """The client of blocking calls."""
+        if self._client is None:
+            self._client = httpx.Client(
+                base_url=self._settings.server,
+                timeout=self._settings.timeout_s,
+                transport=httpx.HTTPTransport(retries=CONNECT_RETRIES),
+            )
+        return self._client
+
+    def async_client(self) -> httpx.AsyncClient:
+        """The client of the running loop."""
+        loop = asyncio.get_running_loop()
+        self._async_clients = {other: client for other, client in self._async_clients.items() if not other.is_closed()}
+        if loop not in self._async_clients:
+            self._async_clients[loop] = httpx.AsyncClient(
+                base_url=self._settings.server,
+                timeout=self._settings.timeout_s,
+                transport=httpx.AsyncHTTPTransport(retries=CONNECT_RETRIES),
+            )
+        return self._async_clients[loop]
+
+    def close(self) -> None:
+        """Close the connections of blocking calls; idempotent."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def submit(self, fields: Mapping[str, Any]) -> HttpCall[SubmittedView]:
+        """Accept a task, durably."""
+        return self._call("POST", "/api/v1/tasks", SubmittedView, content=_encoded(_identified(fields)))
+
+    def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> HttpBulk:
+        """Accept or refuse each, in their order; more than a bulk call takes go in several."""
+        items = [_identified(fields) for fields in submissions]
+        return HttpBulk([self._bulk(items[i : i + BULK_MAX]) for i in range(0, len(items), BULK_MAX)])
+
+    def _bulk(self, items: Sequence[Mapping[str, Any]]) -> HttpCall[list[SubmittedView | Refusal]]:
+        content = _encoded({"tasks": [_jsonable(item) for item in items]})
+        return HttpCall(self, "POST", "/api/v1/tasks/bulk", _bulk_results, content=content, headers=_JSON)
+
+    def get(self, task_id: str) -> HttpCall[TaskView]:
+        """How a task stands."""
+        return self._call("GET", _path(task_id), TaskView)
+
+    def wait(self, task_id: str, timeout_s: float) -> HttpWait:
+        """The same once it has ended, or after `timeout_s`."""
+        return HttpWait(self, task_id, timeout_s)
+
+    def list_tasks(self, wanted: TaskFilter, *, limit: int, cursor: str | None = None) -> HttpCall[TaskList]:
+        """A page of tasks, newest first."""
+        params: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+        params.pop("is_dead_letter", None)
+        for name in ("created_from", "created_to"):
+            if name in params:
+                params[name] = format_instant(params[name])
+        return self._call("GET", "/api/v1/tasks", TaskList, params=_page(params, limit, cursor))
+
+    def update(self, task_id: str, fields: Mapping[str, Any]) -> HttpCall[ChangedView]:
+        """Change a waiting task."""
+        return self._call("PATCH", _path(task_id), ChangedView, content=_encoded(fields))
+
+    def cancel(self, task_id: str, *, reason: str | None = None) -> HttpCall[CancelView]:
+        """Stop a task."""
+        content = _encoded({} if reason is None else {"reason": reason})
+        return self._call("POST", f"{_path(task_id)}/cancel", CancelView, content=content)
+
+    def dead_letters(self, queue: str | None, *, limit: int, cursor: str | None = None) -> HttpCall[TaskList]:
+        """A page of the dead-letter queue."""
+        params = {} if queue is None else {"queue": queue}
+        return self._call("GET", "/api/v1/dlq", TaskList, params=_page(params, limit, cursor))
+
+    def redrive(self, task_id: str) -> HttpCall[ChangedView]:
+        """Run a dead or failed task again."""
+        return self._call("POST", f"{_path(task_id, 'dlq')}/retry", ChangedView)
+
+    def redrive_all(self, queue: str) -> HttpCall[RedriveAllView]:
+        """Run all dead ones of a queue again; the server takes up to 30 s for it."""
+        params = {"queue": queue}
+        return self._call("POST", "/api/v1/dlq/retry-all", RedriveAllView, params=params, timeout=60.0)
+
+    def discard(self, task_id: str) -> HttpCall[None]:
+        """Take a dead task out of the dead-letter queue."""
+        return HttpCall(self, "DELETE", _path(task_id, "dlq"), lambda _: None)
+
+    def _call(self, method: str, path: str, answer: type[T], **options: Any) -> HttpCall[T]:
+        if "content" in options:
+            options["headers"] = _JSON
+        return HttpCall(self, method, path, partial(msgspec.json.decode, type=answer), **options)
+
+
+class HttpBulk:
+    """Bulk calls one after the other."""
+
+    def __init__(self, calls: Sequence[HttpCall[list[SubmittedView | Refusal]]]) -> None:
+        self._calls = calls
+
+    def run(self) -> list[SubmittedView | Refusal]:
+        """Do them in the calling thread."""
+        return [result for call in self._calls for result in call.run()]
+
+    def __await__(self) -> Generator[Any, None, list[SubmittedView | Refusal]]:
+        return self._run_async().__await__()
+
+    async def _run_async(self) -> list[SubmittedView | Refusal]:
+        results: list[SubmittedView | Refusal] = []
+        for call in self._calls:
+            results.extend(await call)
+        return results
+
+
+_JSON = {"content-type": "application/json"}
+
+
+def _identified(fields: Mapping[str, Any]) -> dict[str, Any]:
+    # With an id chosen here a repeated POST is the same task, so that a lost answer can be asked for again.
+    if "task_id" in fields or "idempotency_key" in fields:
+        return dict(fields)
+    return {**fields, "task_id": uuid7(time.time_ns() // 1_000_000, getrandbits)}
+
+
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    return msgspec.json.encode(_jsonable(fields))
+
+
+def _jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
+    jsonable: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name == "payload" and isinstance(value, bytes):
+            jsonable[name] = msgspec.Raw(value)
+        elif isinstance(value, datetime):
+            jsonable[name] = format_instant(instant_of(value))
+        else:
+            jsonable[name] = value
+    return jsonable
+
+
+def _path(task_id: str, collection: str = "tasks") -> str:
+    return f"/api/v1/{collection}/{httpx.URL('').copy_with(path='/' + task_id).raw_path.decode()[1:]}"
+
+
+def _page(params: dict[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:
+    params["limit"] = limit
+    if cursor is not None:
+        params["cursor"] = cursor
+    return params
+
+
+class _Problem(msgspec.Struct):
+    type: str = ""
+    title: str = ""
+    detail: str = ""
+    errors: tuple[FieldError, ...] = ()
+    task_status: Status | None = None
+
+
+class _BulkItem(msgspec.Struct):
+    task: SubmittedView | None = None
+    error: _Problem | None = None
+
+
+class _BulkAnswer(msgspec.Struct):
+    results: list[_BulkItem]
+
+
+def _bulk_results(content: bytes) -> list[SubmittedView | Refusal]:
+    answer = msgspec.json.decode(content, type=_BulkAnswer)
+    return [item.task or _refusal(item.error or _Problem(), 0) for item in answer.results]
+
+
+def _refusal_of(response: httpx.Response) -> Refusal:
+    try:
+        problem = msgspec.json.decode(response.content, type=_Problem)
+    except msgspec.DecodeError:
+        problem = _Problem(detail=f"the server answered {response.status_code} {response.reason_phrase}")
+    return _refusal(problem, response.status_code)
+
+
+def _refusal(problem: _Problem, status: int) -> Refusal:
+    name = problem.type.rpartition("/")[2].rpartition(":")[2]
+    fallback = RefusalKind.UNAVAILABLE if status >= 500 else RefusalKind.INVALID
+    kind = RefusalKind(name) if name in RefusalKind.__members__.values() else fallback
+    return Refusal(kind, problem.detail or problem.title, problem.errors, problem.task_status)
+
+
+class _unavailable_if_lost:  # noqa: N801 (reads as a statement)
+    """A transport error becomes a refusal that says what to do."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, httpx.HTTPError):
+            url = cast("httpx.Request", error._request).url if getattr(error, "_request", None) else ""
+            kind = RefusalKind.UNAVAILABLE if isinstance(error, httpx.ConnectError) else RefusalKind.UNDECIDED
+            detail = f"no answer from {url}: {error}; is the scheduler running, and TIDEWHEEL_SERVER right?"
+            raise Refused(Refusal(kind, detail)) from error

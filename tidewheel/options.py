@@ -1,0 +1,110 @@
+"""Options of tasks, as Python says them: seconds or timedeltas, aware datetimes, names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from schemas.messages import Backoff, Jitter, Priority, RetryPolicy
+from workers.errors import milliseconds
+
+Seconds = float | timedelta
+
+
+class Retry:
+    """When a failed attempt is tried again; seconds or timedeltas. What is not given is as the cluster has it."""
+
+    def __init__(
+        self,
+        max_attempts: int | None = None,
+        *,
+        backoff: Backoff | str | None = None,
+        jitter: Jitter | str | None = None,
+        delay: Seconds | None = None,
+        factor: float | None = None,
+        cap: Seconds | None = None,
+        max_crashes: int | None = None,
+        retry_on: Sequence[type[BaseException] | str] = (),
+        give_up_on: Sequence[type[BaseException] | str] = (),
+    ) -> None:
+        given = {
+            "max_attempts": max_attempts,
+            "backoff": None if backoff is None else Backoff(backoff),
+            "jitter": None if jitter is None else Jitter(jitter),
+            "delay_ms": None if delay is None else milliseconds(delay, "delay"),
+            "factor": factor,
+            "cap_ms": None if cap is None else milliseconds(cap, "cap"),
+            "max_crashes": max_crashes,
+            "retry_on": tuple(map(_class_name, retry_on)) or None,
+            "give_up_on": tuple(map(_class_name, give_up_on)) or None,
+        }
+        self.policy = RetryPolicy(**{name: value for name, value in given.items() if value is not None})
+
+
+def _class_name(error: type[BaseException] | str) -> str:
+    return error if isinstance(error, str) else f"{error.__module__}.{error.__qualname__}"
+
+
+class CallOptions(TypedDict, total=False):
+    """What can be said of one submission; it goes before what the task type says."""
+
+    task_id: str
+    idempotency_key: str
+    priority: Priority | str
+    queue: str
+    delay: Seconds
+    at: datetime
+    start_deadline: datetime
+    timeout: Seconds
+    total_timeout: Seconds
+    lease: Seconds
+    retry: Retry
+    metadata: Mapping[str, str]
+
+
+_SECONDS = {
+    "delay": "delay_seconds",
+    "timeout": "timeout_seconds",
+    "total_timeout": "total_timeout_seconds",
+    "lease": "lease_seconds",
+}
+_RENAMED = {"at": "scheduled_at"}
+
+
+def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a submission that say the same. TypeError names an option that does not exist."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in CallOptions.__annotations__:
+            raise TypeError(f"{name!r} is no option of a task; the options are: {', '.join(CallOptions.__annotations__)}")
+        if value is None:
+            continue
+        if name == "retry":
+            fields.update(retry_fields(value.policy))
+        elif name in _SECONDS:
+            fields[_SECONDS[name]] = value.total_seconds() if isinstance(value, timedelta) else value
+        elif name == "metadata":
+            fields[name] = dict(value)
+        else:
+            fields[_RENAMED.get(name, name)] = str(value) if isinstance(value, Priority) else value
+    return fields
+
+
+_DEFAULT = RetryPolicy()
+
+
+def retry_fields(policy: RetryPolicy) -> dict[str, Any]:
+    """The fields of a submission for what differs from the default policy."""
+    values = {
+        "max_attempts": policy.max_attempts if policy.max_attempts != _DEFAULT.max_attempts else None,
+        "max_crashes": policy.max_crashes if policy.max_crashes != _DEFAULT.max_crashes else None,
+        "retry_backoff": str(policy.backoff) if policy.backoff != _DEFAULT.backoff else None,
+        "retry_jitter": str(policy.jitter) if policy.jitter != _DEFAULT.jitter else None,
+        "retry_delay_seconds": policy.delay_ms / 1000 if policy.delay_ms != _DEFAULT.delay_ms else None,
+        "retry_factor": policy.factor if policy.factor != _DEFAULT.factor else None,
+        "retry_cap_seconds": policy.cap_ms / 1000 if policy.cap_ms != _DEFAULT.cap_ms else None,
+        "retry_on": policy.retry_on or None,
+        "give_up_on": policy.give_up_on or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
