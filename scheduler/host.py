@@ -271,6 +271,7 @@ class ShardHost:
     def step(self, inputs: Sequence[Record], is_drained: bool, now: int) -> None:
         """Release what was acknowledged, decide inputs and timers, append, dispatch, maybe checkpoint."""
         self._now = now
+        is_blocked = bool(self._outbox)
         self._absorb_checkpoints()
         self._absorb_acks()
         if self.phase is not Phase.ACTIVE:
@@ -281,7 +282,7 @@ class ShardHost:
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
         self.shard.forget_ended(now)
-        if not self._outbox:
+        if not is_blocked:
             self._outbox.extend(map(self._ready_entry, self.shard.dispatch(now)))
         self._send_outbox()
 

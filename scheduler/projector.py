@@ -41,6 +41,9 @@ from schemas.topics import TASK_EVENTS
 
 BATCH_MAX = 2_000  # records in one write of the view: more does not make an event cheaper
 POLL_S = 0.5  # longest wait for events before a stop is noticed
+# From the first event until it is applied: a short task is then one write of the view, not three, and the projector
+# does not get in the way of those who are just about to start the task.
+LINGER_S = 0.005
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
 # An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
@@ -251,8 +254,12 @@ class Projector:
         """
         while not stop.is_set():
             try:
-                if self.step(POLL_S) and on_applied is not None:
+                applied = self.step(0)
+                if applied and on_applied is not None:
                     on_applied()
+                if applied < BATCH_MAX:
+                    self._log.poll(POLL_S)
+                    stop.wait(LINGER_S)
             except Retriable as error:
                 _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
                 stop.wait(RETRY_S)
