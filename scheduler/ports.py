@@ -261,7 +261,7 @@ class View(Protocol):
         """
 
     def task(self, task_id: str) -> TaskRow | None:
-        """The row with its attempts in order, or None if no event of it was applied yet."""
+        """The row with its newest attempts in order, or None if no event of it was applied yet."""
 
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""

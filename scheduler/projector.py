@@ -41,9 +41,10 @@ from schemas.topics import TASK_EVENTS
 
 BATCH_MAX = 2_000  # records in one write of the view: more does not make an event cheaper
 POLL_S = 0.5  # longest wait for events before a stop is noticed
-# From the first event until it is applied: a short task is then one write of the view, not three, and the projector
-# does not get in the way of those who are just about to start the task.
-LINGER_S = 0.005
+# From the first event until it is applied, at rest and at most: a short task is then one write of the view, not three,
+# and the projector does not get in the way of those who are just about to start the task. It grows with the load.
+LINGER_S, LINGER_S_MAX = 0.005, 0.1
+LINGER_FULL = 1_000  # events of one step that make it wait the longest
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
 # An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
@@ -214,6 +215,10 @@ class Skipped(NamedTuple):
 _REASONS: dict[type[DecodeError], str] = {UnknownSchema: "unknown_schema", Undecodable: "undecodable"}
 
 
+def _linger_s(applied: int) -> float:
+    return LINGER_S + (LINGER_S_MAX - LINGER_S) * min(1.0, applied / LINGER_FULL)
+
+
 class Projector:
     """Keeps a view up to date with the events. Owns its log connection and is the view's only writer.
 
@@ -259,7 +264,7 @@ class Projector:
                     on_applied()
                 if applied < BATCH_MAX:
                     self._log.poll(POLL_S)
-                    stop.wait(LINGER_S)
+                    stop.wait(_linger_s(applied))
             except Retriable as error:
                 _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
                 stop.wait(RETRY_S)

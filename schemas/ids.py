@@ -18,7 +18,8 @@ def is_name(text: str) -> bool:
 
 def uuid7(unix_ms: int, random_bits: Callable[[int], int]) -> str:
     """A time-ordered UUID (RFC 9562, version 7) of `unix_ms` and 74 random bits."""
-    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | 0x7 << 76 | random_bits(12) << 64 | 0b10 << 62 | random_bits(62)
+    chance = random_bits(74)
+    value = (unix_ms & 0xFFFF_FFFF_FFFF) << 80 | 0x7 << 76 | (chance >> 62) << 64 | 0b10 << 62 | chance & (1 << 62) - 1
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

@@ -370,6 +370,7 @@ class ReadyTask(Message, frozen=True, kw_only=True):
     content_type: str
     metadata: dict[str, str]
     scheduled_at: int
+    created_at: int
     lease_ms: int
     timeout_ms: int | None = None
     deadline_at: int | None = None

@@ -16,6 +16,7 @@ from infra.topics import embedded_catalog
 from scheduler.ports import Clock, Entry, Log, TopicPartition
 from schemas.codec import Codec
 from schemas.messages import (
+    EVERY_WORKER,
     AttemptStarted,
     Message,
     Priority,
@@ -106,6 +107,7 @@ class Stage:
             "content_type": "application/json",
             "metadata": {},
             "scheduled_at": 0,
+            "created_at": 0,
             "lease_ms": 300_000,
             **fields,
         }
@@ -113,14 +115,23 @@ class Stage:
         self.put(ready_topic(ready.queue, ready.priority), partition, self.codec.encode(ready))
         return ready
 
-    def signal(self, worker: StagedWorker, ready: ReadyTask, kind: SignalKind, grace_ms: int = 10_000) -> None:
-        """Tell a worker something about an attempt."""
+    def signal(
+        self,
+        worker: StagedWorker | None,
+        ready: ReadyTask,
+        kind: SignalKind,
+        *,
+        grace_ms: int = 10_000,
+        task_version: int | None = None,
+    ) -> None:
+        """Tell a worker, or every one, something about an attempt."""
         signal = WorkerSignal(
-            worker_id=worker.worker_id,
+            worker_id=EVERY_WORKER if worker is None else worker.worker_id,
             task_id=ready.task_id,
             attempt=ready.attempt,
             kind=kind,
             reason="the test says so",
+            task_version=task_version,
             grace_ms=grace_ms,
         )
         self.put(WORKER_SIGNALS, 0, self.codec.encode(signal))

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from random import SystemRandom
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +29,7 @@ from scheduler.gateway import Gateway
 from scheduler.host import Phase, RuntimeSettings
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
-from scheduler.service import TaskService
+from scheduler.service import ServiceSettings, TaskService
 from schemas import registry as schema_registry
 from schemas.codec import Codec
 from schemas.errors import Fatal
@@ -62,6 +62,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     has_worker: bool = True
     slots: int = 100
     grace_s: float = 30.0
+    shard: ShardSettings = ShardSettings()
 
 
 class Engine:
@@ -148,7 +149,7 @@ class Engine:
 
     def _open(self) -> None:
         settings, codec = self.settings, Codec.builtin()
-        clock, rng = SteadyClock(), SystemRandom()
+        clock, rng = SteadyClock(), Random()  # seeded by the system; a call of it for each id would cost 50 us
         self.clock = clock
         self._storage = SqliteLogStorage(self._place("log.db"))
         self.broker = LocalBroker(self._storage, embedded_catalog(settings.shards))
@@ -156,12 +157,18 @@ class Engine:
         self.view = SqliteView(self._place("view.db"))
         self._is_open = True
         self._logs: list[LocalLog] = [self.broker.connect(commits=True), self.broker.connect()]
-        owner = RuntimeSettings(owner=_process_name(rng), shard=ShardSettings())
+        owner = RuntimeSettings(owner=_process_name(rng), shard=settings.shard)
         self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
         self.projector = Projector(self._logs[1], self.view, codec, settings.shards)
         self.gateway = Gateway(self.broker.connect(), codec, shards=settings.shards, partition=0)
+        window_s = settings.shard.idempotency_window_us // 1_000_000
         self.service = TaskService(
-            self.gateway, self.view, _Live(self.runtime), clock=clock, random_bits=rng.getrandbits
+            self.gateway,
+            self.view,
+            _Live(self.runtime),
+            clock=clock,
+            random_bits=rng.getrandbits,
+            settings=ServiceSettings(idempotency_window_s=window_s),
         )
         self.metrics = engine_metrics(self)
         self._codec, self._rng = codec, rng

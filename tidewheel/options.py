@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from schemas.messages import Backoff, Jitter, Priority, RetryPolicy
 from workers.errors import milliseconds
+from workers.execution import type_name
 
 Seconds = float | timedelta
 
@@ -43,7 +44,7 @@ class Retry:
 
 
 def _class_name(error: type[BaseException] | str) -> str:
-    return error if isinstance(error, str) else f"{error.__module__}.{error.__qualname__}"
+    return error if isinstance(error, str) else type_name(error)
 
 
 class CallOptions(TypedDict, total=False):

@@ -151,7 +151,7 @@ def deadline_passed() -> Failed:
 
 
 def unknown_type(task_type: str, known: Iterable[str]) -> Failed:
-    """No handler of this worker has the name."""
+    """No handler of this worker has the name; another one's may, for instance during a rolling deployment."""
     names = sorted(known)
     listed = ", ".join(names[:KNOWN_TYPES_MAX]) or "none"
     more = f" and {len(names) - KNOWN_TYPES_MAX} more" if len(names) > KNOWN_TYPES_MAX else ""
@@ -160,7 +160,7 @@ def unknown_type(task_type: str, known: Iterable[str]) -> Failed:
             kind=ErrorKind.UNKNOWN_TYPE,
             type="tidewheel.UnknownTaskType",
             message=storable(f"task type {task_type!r} is not known here; known are: {listed}{more}", MESSAGE_MAX),
-            verdict=Verdict.PERMANENT,
+            verdict=Verdict.RETRYABLE,
         )
     )
 

@@ -12,6 +12,8 @@ from workers.registry import ExecutorKind, Handler
 WEIGHTS = {Priority.HIGH: 70, Priority.MEDIUM: 25, Priority.LOW: 5}
 
 Key = tuple[str, int]  # task id and attempt: what reports and signals name
+Version = tuple[str, int, int]  # task id, attempt and task version: what a signal calls void
+Stamp = tuple[int, int]  # when the task was accepted, and its version: of two records with one key the newer has more
 
 
 class Progress:
@@ -61,23 +63,23 @@ class Intake:
             kind: {priority: deque() for priority in WEIGHTS} for kind in ExecutorKind
         }
         self._credits = {kind: dict.fromkeys(WEIGHTS, 0) for kind in ExecutorKind}
-        self._versions: dict[Key, int] = {}
+        self._ready: dict[Key, ReadyTask] = {}
 
     def __len__(self) -> int:
-        return len(self._versions)
+        return len(self._ready)
 
-    def version_of(self, key: Key) -> int | None:
-        """The task version of the record with this key that waits here."""
-        return self._versions.get(key)
+    def find(self, key: Key) -> ReadyTask | None:
+        """The record with this key that waits here."""
+        return self._ready.get(key)
 
     def put(self, waiting: Waiting) -> None:
         """Take in a record whose key is not here yet."""
-        self._versions[_key(waiting)] = waiting.ready.task_version
+        self._ready[_key(waiting)] = waiting.ready
         self._lanes[waiting.handler.executor][waiting.ready.priority].append(waiting)
 
     def remove(self, key: Key) -> Waiting | None:
         """Take out the record with this key, wherever it waits."""
-        if self._versions.pop(key, None) is None:
+        if self._ready.pop(key, None) is None:
             return None
         for lanes in self._lanes.values():
             for lane in lanes.values():
@@ -95,7 +97,7 @@ class Intake:
             return None
         chosen = candidates[0] if len(candidates) == 1 else self._choose(kind, candidates)
         waiting = lanes[chosen].popleft()
-        del self._versions[_key(waiting)]
+        del self._ready[_key(waiting)]
         return waiting
 
     def _choose(self, kind: ExecutorKind, candidates: list[Priority]) -> Priority:
@@ -120,7 +122,7 @@ class Intake:
                 while lane and lane[0].taken_at <= at:
                     popped.append(lane.popleft())
         for waiting in popped:
-            del self._versions[_key(waiting)]
+            del self._ready[_key(waiting)]
         return popped
 
     def drop(self, lost: Collection[Progress]) -> None:
@@ -131,8 +133,8 @@ class Intake:
                 kept = [waiting for waiting in lane if id(waiting.progress) not in gone]
                 lane.clear()
                 lane.extend(kept)
-        self._versions = {
-            _key(waiting): waiting.ready.task_version
+        self._ready = {
+            _key(waiting): waiting.ready
             for lanes in self._lanes.values()
             for lane in lanes.values()
             for waiting in lane
@@ -143,29 +145,35 @@ def _key(waiting: Waiting) -> Key:
     return waiting.ready.task_id, waiting.ready.attempt
 
 
+def stamp_of(ready: ReadyTask) -> Stamp:
+    """A keyed id may be used anew after its window; versions and attempts then begin again from 1."""
+    return ready.created_at, ready.task_version
+
+
+_K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Recent(Generic[_V]):
+class Recent(Generic[_K, _V]):
     """Remembers at least the last `count` keys with a value each, and at most twice as many."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._young: dict[Key, _V] = {}
-        self._old: dict[Key, _V] = {}
+        self._young: dict[_K, _V] = {}
+        self._old: dict[_K, _V] = {}
 
-    def put(self, key: Key, value: _V) -> None:
+    def put(self, key: _K, value: _V) -> None:
         """Remember."""
         if len(self._young) >= self._count:
             self._old, self._young = self._young, {}
         self._young[key] = value
 
-    def get(self, key: Key) -> _V | None:
+    def get(self, key: _K) -> _V | None:
         """What is remembered, or None."""
         value = self._young.get(key)
         return self._old.get(key) if value is None else value
 
-    def pop(self, key: Key) -> _V | None:
+    def pop(self, key: _K) -> _V | None:
         """What was remembered, or None; it is not any more."""
         old = self._old.pop(key, None)
         young = self._young.pop(key, None)

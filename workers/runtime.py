@@ -22,6 +22,7 @@ from scheduler.ports import Clock, Entry, Log, Member, Reader, Record, TopicPart
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Retriable
 from schemas.messages import (
+    EVERY_WORKER,
     AttemptCheckpointed,
     Priority,
     ReadyTask,
@@ -37,7 +38,7 @@ from workers.attempts import Alarm, Attempt, Attempts
 from workers.calls import Call
 from workers.execution import Cancelled, Crashed, Failed, GivenBack, Outcome, Snoozed, Succeeded
 from workers.executors import AsyncExecutor, Executor, ThreadExecutor
-from workers.intake import Intake, Key, Progress, Recent, Waiting
+from workers.intake import Intake, Key, Progress, Recent, Stamp, Version, Waiting, stamp_of
 from workers.outbox import IfLost, Outbox, Outgoing
 from workers.processes import ProcessExecutor
 from workers.registry import ExecutorKind, Registry
@@ -50,7 +51,7 @@ SHUTDOWN = "shutdown"
 POLL_S_MAX = 1.0  # of one wait, should a wake-up be lost
 SPARE = 16  # records taken although there is no slot for them, so that they can be given back and run elsewhere
 RECENT_COUNT = 20_000  # attempts remembered so that a doubled ready record does not run twice
-SIGNALS_COUNT = 2_000  # signals remembered that came before their attempt
+VOID_COUNT = 2_000  # ready records remembered that were called void before they came
 SIGNALS_BATCH = 1_000
 RETRY_PAUSE_S = 0.1  # after the log could not be polled
 
@@ -98,9 +99,8 @@ class WorkerRuntime:
         self._attempts = Attempts()
         self._outbox = Outbox(log_, self._on_start_lost)
         self._to_start: list[Attempt] = []
-        self._recent: Recent[int] = Recent(RECENT_COUNT)
-        self._signals: Recent[SignalKind] = Recent(SIGNALS_COUNT)
-        self._superseded: Recent[bool] = Recent(SIGNALS_COUNT)
+        self._recent: Recent[Key, Stamp] = Recent(RECENT_COUNT)  # the newest that was begun, once it has ended
+        self._void: Recent[Version, int] = Recent(VOID_COUNT)  # when that was said
         self._members: list[Member] = []
         self._owned: list[frozenset[TopicPartition]] = []
         self._progress: dict[tuple[str, int], Progress] = {}
@@ -232,22 +232,37 @@ class WorkerRuntime:
             return
         for record in self._signal_reader.take(SIGNALS_BATCH):
             signal = self._decode(record)
-            if isinstance(signal, WorkerSignal) and signal.worker_id == self._settings.worker_id:
+            if isinstance(signal, WorkerSignal) and signal.worker_id in (self._settings.worker_id, EVERY_WORKER):
                 self._obey(signal, now)
 
     def _obey(self, signal: WorkerSignal, now: int) -> None:
-        key = signal.task_id, signal.attempt
-        attempt = self._attempts.find(key)
-        if signal.kind is SignalKind.REVOKE and self._superseded.pop(key):
-            return  # meant for the older version of the task that was begun here before
-        if attempt is None:
-            if self._recent.pop(key) is None:
-                self._signals.put(key, signal.kind)
-        elif signal.kind is SignalKind.REVOKE:
-            self._disown(attempt, now)
-        elif signal.kind is SignalKind.CANCEL and attempt.sealed is None:
+        attempt = self._attempts.find((signal.task_id, signal.attempt))
+        if signal.kind is SignalKind.REVOKE:
+            if signal.task_version is not None:
+                self._revoke(signal, signal.task_version, attempt, now)
+            elif attempt is not None:
+                self._disown(attempt, now)
+        elif signal.kind is SignalKind.CANCEL and attempt is not None and attempt.sealed is None:
             self._executors[attempt.kind].cancel(attempt.call)
             self._attempts.set_alarm(now + signal.grace_ms * 1000, attempt, Alarm.GRACE_OVER)
+
+    def _revoke(self, signal: WorkerSignal, version: int, attempt: Attempt | None, now: int) -> None:
+        """Void is one ready record: the same attempt may be here, or come, with another task version."""
+        key = signal.task_id, signal.attempt
+        waiting = self._intake.find(key)
+        if attempt is not None and attempt.call.ready.task_version == version:
+            self._recent.put(key, stamp_of(attempt.call.ready))
+            self._disown(attempt, now)
+        elif waiting is not None and waiting.task_version == version:
+            self._drop_waiting(key)
+            self.stats.revoked += 1
+        elif attempt is None:
+            self._void.put((*key, version), now)
+
+    def _drop_waiting(self, key: Key) -> None:
+        waiting = self._intake.remove(key)
+        if waiting is not None:
+            waiting.progress.settle(waiting.offset)
 
     def _maybe_take(self, now: int) -> None:
         if self._stage is not _Stage.RUNNING or self._outbox.is_stuck:
@@ -278,6 +293,11 @@ class WorkerRuntime:
             self.stats.duplicates += 1
             progress.settle(record.offset)
             return
+        void_at = self._void.pop((ready.task_id, ready.attempt, ready.task_version))
+        if void_at is not None and ready.created_at <= void_at:  # else said of an earlier task under this id
+            self.stats.revoked += 1
+            progress.settle(record.offset)
+            return
         handler = self._registry.get(ready.task_type)
         if handler is None:
             self._refuse_type(ready, progress, record.offset, now)
@@ -286,24 +306,19 @@ class WorkerRuntime:
 
     def _is_duplicate(self, ready: ReadyTask, now: int) -> bool:
         """Whether the attempt was begun here. An update of a waiting task sends it again, with a higher version."""
-        key = ready.task_id, ready.attempt
-        version = self._intake.version_of(key)
-        if version is not None:
-            if version >= ready.task_version:
+        key, stamp = (ready.task_id, ready.attempt), stamp_of(ready)
+        waiting = self._intake.find(key)
+        if waiting is not None:
+            if stamp_of(waiting) >= stamp:
                 return True
-            older = self._intake.remove(key)
-            if older is not None:
-                older.progress.settle(older.offset)
+            self._drop_waiting(key)
         attempt = self._attempts.find(key)
-        version = self._recent.get(key) if attempt is None else attempt.call.ready.task_version
-        if version is None:
+        begun = self._recent.get(key) if attempt is None else stamp_of(attempt.call.ready)
+        if begun is None or begun < stamp:
+            if attempt is not None:
+                self._disown(attempt, now)
             return False
-        if version >= ready.task_version:
-            return True
-        self._superseded.put(key, True)
-        if attempt is not None:
-            self._disown(attempt, now)
-        return False
+        return True
 
     def _refuse_type(self, ready: ReadyTask, progress: Progress, offset: int, now: int) -> None:
         outcome = execution.unknown_type(ready.task_type, self._registry.names())
@@ -335,16 +350,6 @@ class WorkerRuntime:
 
     def _begin_one(self, waiting: Waiting, now: int) -> None:
         ready, worker_id = waiting.ready, self._settings.worker_id
-        signal = self._signals.pop((ready.task_id, ready.attempt))
-        if signal is SignalKind.REVOKE:
-            waiting.progress.settle(waiting.offset)
-            self.stats.revoked += 1
-            return
-        if signal is SignalKind.CANCEL:
-            message = execution.report(ready, Cancelled(), worker_id, now)
-            self._add(message, ready.shard, IfLost.REPEAT, waiting.progress, waiting.offset)
-            self.stats.cancelled += 1
-            return
         timeout_ms = waiting.handler.timeout_ms if ready.timeout_ms is None else ready.timeout_ms
         limits = [ready.deadline_at, None if timeout_ms is None else now + timeout_ms * 1000]
         ends_at = min((at for at in limits if at is not None), default=None)
@@ -395,7 +400,7 @@ class WorkerRuntime:
             return
         outcome = attempt.sealed or outcome
         ready = call.ready
-        self._recent.put(attempt.key, ready.task_version)
+        self._recent.put(attempt.key, stamp_of(ready))
         self._add(execution.report(ready, outcome, self._settings.worker_id, now), ready.shard, IfLost.REPEAT)
         counter = _COUNTERS[type(outcome)]
         setattr(self.stats, counter, getattr(self.stats, counter) + 1)

@@ -1,8 +1,9 @@
 """Status in a SQLite file that may be thrown away: everything in it is in the events.
 
-A row is the message-packed `TaskRow`, beside the columns that lists filter by. `apply` reads the rows that its changes
-touch with one statement, merges, and writes them with a few of many rows each: among busy threads the number of
-statements and rows counts, not their size. Readers have connections of their own and are not stopped by the writer.
+A row is the message-packed `TaskRow` with its attempts, beside the columns that lists filter by. `apply` reads the
+rows that its changes touch with one statement, merges, and writes them with a few of many rows each: among busy threads
+the number of statements and rows counts, not their size. Readers have connections of their own and are not stopped by
+the writer.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from infra.sqlite.database import (
 )
 from scheduler.ports import AttemptRow, Position, TaskChange, TaskFilter, TaskPage, TaskRow
 from schemas.errors import Fatal, Retriable
+from schemas.messages import Status
 
 READERS_MAX = 8  # connections for reading at the same time; more threads than that wait for one
 WAIT_MAX_S = 10.0  # for a connection, or for the moment in which a rebuilt view takes its place
-ATTEMPTS_SHOWN_MAX = 1_000  # newest attempts of one task that `task` gives
+ATTEMPTS_SHOWN_MAX = 100  # newest attempts that a row keeps; the events have them all
 
 _FORMAT = 1
+# Every index is paid for by every task, so there are few. They leave out what most of a table has: tasks that succeeded,
+# the default queue and tenant. Of those, as of a task type, the newest are found by time.
 _SCHEMA = """
 CREATE TABLE tasks (
     task_id TEXT PRIMARY KEY, created_at INTEGER NOT NULL, tenant_id TEXT NOT NULL, queue TEXT NOT NULL,
@@ -45,37 +49,23 @@ CREATE TABLE tasks (
     body BLOB NOT NULL
 );
 CREATE INDEX by_created ON tasks (created_at DESC, task_id);
-CREATE INDEX by_status ON tasks (status, created_at DESC, task_id);
-CREATE INDEX by_queue ON tasks (queue, created_at DESC, task_id);
-CREATE INDEX by_tenant ON tasks (tenant_id, created_at DESC, task_id);
-CREATE INDEX by_type ON tasks (task_type, created_at DESC, task_id);
+CREATE INDEX by_status ON tasks (status, created_at DESC, task_id) WHERE status <> 'SUCCEEDED';
+CREATE INDEX by_queue ON tasks (queue, created_at DESC, task_id) WHERE queue <> 'default';
+CREATE INDEX by_tenant ON tasks (tenant_id, created_at DESC, task_id) WHERE tenant_id <> 'default';
 CREATE INDEX by_death ON tasks (created_at DESC, task_id) WHERE is_dead_letter = 1;
-CREATE TABLE attempts (task_id TEXT, attempt INTEGER, body BLOB NOT NULL, PRIMARY KEY (task_id, attempt)) WITHOUT ROWID;
 CREATE TABLE positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT NULL, epoch INTEGER NOT NULL);
 """
 _COLUMNS = 9
 _INTEGER_MAX = (1 << 63) - 1
 _OLD_TASKS = "SELECT task_id, body FROM tasks WHERE task_id IN (SELECT value FROM json_each(?))"
-_OLD_ATTEMPTS = """
-SELECT attempts.task_id, attempts.attempt, attempts.body FROM json_each(?) AS wanted CROSS JOIN attempts
-ON attempts.task_id = json_extract(wanted.value, '$[0]') AND attempts.attempt = json_extract(wanted.value, '$[1]')
-"""
-_FORGET_ATTEMPTS = "DELETE FROM attempts WHERE task_id IN (SELECT value FROM json_each(?))"
 _WRITE_TASKS = """
 INSERT INTO tasks VALUES {} ON CONFLICT (task_id) DO UPDATE SET
 created_at = excluded.created_at, tenant_id = excluded.tenant_id, queue = excluded.queue,
 task_type = excluded.task_type, priority = excluded.priority, status = excluded.status,
 is_dead_letter = excluded.is_dead_letter, body = excluded.body
 """
-_TASK = f"""
-SELECT 0, body FROM tasks WHERE task_id = :task_id
-UNION ALL SELECT * FROM
-(SELECT attempt, body FROM attempts WHERE task_id = :task_id ORDER BY attempt DESC LIMIT {ATTEMPTS_SHOWN_MAX})
-ORDER BY 1
-"""
 _encode = msgspec.msgpack.Encoder().encode
 _decode_task = msgspec.msgpack.Decoder(TaskRow).decode
-_decode_attempt = msgspec.msgpack.Decoder(AttemptRow).decode
 _json = msgspec.json.Encoder().encode
 
 
@@ -108,24 +98,17 @@ class SqliteView:
                 return
             with transaction(connection):
                 batch = _Batch(connection, changes)
-                connection.execute(_FORGET_ATTEMPTS, (_text(batch.new),))
-                for part in chunks(batch.task_rows(), _COLUMNS):
+                for part in chunks(batch.rows, _COLUMNS):
                     sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
                     connection.execute(sql, [value for row in part for value in row])
-                for rows in chunks(batch.attempt_rows(), 3):
-                    sql = f"INSERT OR REPLACE INTO attempts VALUES {values(len(rows), 3)}"
-                    connection.execute(sql, [value for row in rows for value in row])
                 connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
             self._positions[partition] = position
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
         with self._reading() as connection:
-            rows = connection.execute(_TASK, {"task_id": task_id}).fetchall()
-        if not rows or rows[0][0] != 0:
-            return None
-        attempts = tuple(_decode_attempt(body) for _, body in rows[1:])
-        return replace(_decode_task(rows[0][1]), attempts=attempts)
+            row = connection.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
+        return None if row is None else _decode_task(row[0])
 
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""
@@ -137,7 +120,7 @@ class SqliteView:
         sql = f"SELECT body FROM tasks {_clause(conditions)} ORDER BY created_at DESC, task_id LIMIT ?"
         with self._reading() as connection:
             found = connection.execute(sql, (*parameters, limit + 1)).fetchall()
-        rows = [_decode_task(body) for (body,) in found[:limit]]
+        rows = [replace(_decode_task(body), attempts=()) for (body,) in found[:limit]]
         return TaskPage(rows, _cursor(rows[-1]) if len(found) > limit else None)
 
     def count(self, wanted: TaskFilter) -> int:
@@ -265,54 +248,38 @@ class _Batch:
     """Changes merged with the rows that they touch."""
 
     def __init__(self, connection: Connection, changes: Sequence[TaskChange]) -> None:
-        self.new = list(dict.fromkeys(change.task_id for change in changes if change.is_new))
         self._tasks: dict[str, TaskRow] = {}
-        self._attempts: dict[str, dict[int, AttemptRow]] = {}
-        self._touched: dict[str, dict[int, None]] = {}
         self._read(connection, [change for change in changes if not change.is_new])
+        touched = dict.fromkeys(change.task_id for change in changes)
         for change in changes:
             self._merge(change)
-
-    def task_rows(self) -> list[tuple[Any, ...]]:
-        """The rows of table `tasks` to write."""
-        return [_task_columns(self._tasks[task_id]) for task_id in self._touched]
-
-    def attempt_rows(self) -> list[tuple[str, int, bytes]]:
-        """The rows of table `attempts` to write."""
-        return [
-            (task_id, number, _encode(self._attempts[task_id][number]))
-            for task_id, numbers in self._touched.items()
-            for number in numbers
-        ]
+        self.rows = [_task_columns(self._tasks[task_id]) for task_id in touched if task_id in self._tasks]
 
     def _read(self, connection: Connection, changes: Sequence[TaskChange]) -> None:
         ids = list({change.task_id for change in changes})
         for task_id, body in connection.execute(_OLD_TASKS, (_text(ids),)) if ids else ():
             self._tasks[task_id] = _decode_task(body)
-        keys = [
-            (change.task_id, number)
-            for change in changes
-            if change.task_id in self._tasks
-            for number in change.attempts
-        ]
-        for task_id, number, body in connection.execute(_OLD_ATTEMPTS, (_text(keys),)) if keys else ():
-            self._attempts.setdefault(task_id, {})[number] = _decode_attempt(body)
 
     def _merge(self, change: TaskChange) -> None:
-        task_id = change.task_id
-        if change.is_new:
-            self._tasks[task_id] = TaskRow(task_id=task_id, **change.columns)
-            self._attempts[task_id] = {}
-            self._touched[task_id] = {}
-        elif task_id in self._tasks:
-            self._tasks[task_id] = replace(self._tasks[task_id], **change.columns)
-        else:
+        old = None if change.is_new else self._tasks.get(change.task_id)
+        if old is None and not change.is_new:
             return
-        touched = self._touched.setdefault(task_id, {})
-        attempts = self._attempts.setdefault(task_id, {})
-        for number, columns in change.attempts.items():
-            attempts[number] = replace(attempts.get(number) or AttemptRow(attempt=number), **columns)
-            touched[number] = None
+        attempts = _attempts(old.attempts if old else (), change.attempts)
+        if old is None:
+            row = TaskRow(task_id=change.task_id, **change.columns, attempts=attempts)
+        else:
+            row = replace(old, **change.columns, attempts=attempts)
+        self._tasks[change.task_id] = row
+
+
+def _attempts(old: tuple[AttemptRow, ...], changes: Mapping[int, Mapping[str, Any]]) -> tuple[AttemptRow, ...]:
+    if not changes:
+        return old
+    attempts = {attempt.attempt: attempt for attempt in old}
+    for number, columns in changes.items():
+        known = attempts.get(number)
+        attempts[number] = replace(known, **columns) if known else AttemptRow(attempt=number, **columns)
+    return tuple(attempts[number] for number in sorted(attempts)[-ATTEMPTS_SHOWN_MAX:])
 
 
 def _text(value: Any) -> str:
@@ -334,6 +301,9 @@ def _task_columns(row: TaskRow) -> tuple[Any, ...]:
     )
 
 
+_LEFT_OUT = {"status = ?": Status.SUCCEEDED.value, "queue = ?": "default", "tenant_id = ?": "default"}
+
+
 def _where(wanted: TaskFilter) -> tuple[list[str], list[Any]]:
     conditions: list[str] = []
     parameters: list[Any] = []
@@ -348,6 +318,9 @@ def _where(wanted: TaskFilter) -> tuple[list[str], list[Any]]:
     ):
         if value is not None:
             conditions.append(condition)
+            usual = _LEFT_OUT.get(condition)
+            if usual is not None and value != usual:
+                conditions.append(condition.replace("= ?", f"<> '{usual}'"))  # what a partial index needs to see
             parameters.append(str(value) if isinstance(value, str) else max(-_INTEGER_MAX, min(value, _INTEGER_MAX)))
     if wanted.is_dead_letter is not None:
         conditions.append(f"is_dead_letter = {wanted.is_dead_letter:d}")  # spelt out: a partial index needs to see it

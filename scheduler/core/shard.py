@@ -473,6 +473,7 @@ class Shard:
             content_type=spec.content_type,
             metadata=spec.metadata,
             scheduled_at=spec.scheduled_at or task.created_at,
+            created_at=task.created_at,
             lease_ms=spec.lease_ms,
             timeout_ms=spec.timeout_ms,
             deadline_at=task.deadline_at,

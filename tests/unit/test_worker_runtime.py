@@ -138,6 +138,7 @@ def test_what_a_handler_raises_is_reported(stage: Stage) -> None:
     assert isinstance(unstorable, AttemptFailed) and unstorable.error.kind is ErrorKind.RESULT
     assert isinstance(unknown, AttemptFailed) and unknown.error.kind is ErrorKind.UNKNOWN_TYPE
     assert "failing, nan, snoozing" in unknown.error.message
+    assert unknown.error.verdict is Verdict.RETRYABLE  # another worker may know it
     assert isinstance(wrong, AttemptFailed) and wrong.error.verdict is Verdict.PERMANENT
 
 
@@ -188,14 +189,36 @@ def test_a_doubled_ready_record_runs_once(stage: Stage) -> None:
     assert len(stage.about(ready)) == 2
 
 
-def test_an_updated_task_is_begun_again_though_its_older_version_was(stage: Stage, gate: Gate) -> None:
+def test_an_id_that_is_used_anew_is_no_duplicate(stage: Stage) -> None:
+    """C22, after the retention: attempts and versions of the new task begin again from 1."""
+    worker = stage.worker(echo)
+    stage.outcome(stage.offer("echo", 1, task_id="key-1", created_at=5))
+    stage.offer("echo", 2, task_id="key-1", created_at=5)
+    stage.offer("echo", 3, task_id="key-1", created_at=9)
+    stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 2)
+    assert [report.result for report in stage.of(AttemptSucceeded)] == [b"1", b"3"]
+    assert worker.runtime.stats.duplicates == 1
+
+
+@pytest.mark.parametrize("is_revoked_late", [False, True])
+def test_an_updated_task_is_begun_again_though_its_older_version_was(
+    stage: Stage, gate: Gate, is_revoked_late: bool
+) -> None:
     worker = stage.worker(Handler(gate.hold_async, name="hold"))
     old = stage.offer("hold", task_id="t", task_version=1)
     gate.await_begun()
+
+    def revoke() -> None:  # the shard's answer to the start of the old version
+        stage.signal(worker, old, SignalKind.REVOKE, task_version=1)
+        stage.outcome(stage.offer("no-such-type"))
+
+    if not is_revoked_late:
+        revoke()
     stage.offer("hold", task_id="t", task_version=2)
     gate.await_begun()
-    stage.signal(worker, old, SignalKind.REVOKE)  # the shard's answer to the start of the old version
-    stage.outcome(stage.offer("no-such-type"))
+    if is_revoked_late:
+        revoke()
+    stage.offer("hold", task_id="t", task_version=1)  # doubled, and void
     gate.open()
     stage.expect(lambda: stage.of(AttemptSucceeded))
     assert [report.task_version for report in stage.of(AttemptStarted, task_id="t")] == [1, 2]
@@ -417,17 +440,54 @@ def test_a_revoked_attempt_is_stopped_and_nothing_is_reported(stage: Stage, cloc
     assert not any(heartbeat.running for heartbeat in stage.of(WorkerHeartbeat))
 
 
-@pytest.mark.parametrize(("kind", "reports"), [(SignalKind.CANCEL, [AttemptCancelled]), (SignalKind.REVOKE, [])])
-def test_a_signal_that_comes_before_the_attempt_keeps_it_from_starting(
-    stage: Stage, kind: SignalKind, reports: list[type]
+@pytest.mark.parametrize("is_for_all", [False, True])
+def test_a_ready_record_that_is_called_void_before_it_comes_is_not_begun(stage: Stage, is_for_all: bool) -> None:
+    worker = stage.worker(echo, clock=ManualClock())
+    to = None if is_for_all else worker
+    void = stage.offer("echo", 1, queue="elsewhere", task_id="t")
+    stage.signal(to, void, SignalKind.REVOKE, task_version=1)
+    stage.outcome(stage.offer("no-such-type"))
+    stage.offer("echo", 1, task_id="t")
+    stage.outcome(stage.offer("echo", 2))
+    assert stage.about(void) == []
+    stage.offer("echo", 3, task_id="t", task_version=2)
+    stage.expect(lambda: len(stage.about(void)) == 2)
+    later = stage.offer("echo", 4, queue="elsewhere", task_id="u")
+    stage.signal(to, later, SignalKind.REVOKE, task_version=1)
+    stage.outcome(stage.offer("no-such-type"))
+    stage.offer("echo", 4, task_id="u", created_at=ManualClock().now + 1)  # another task under this id
+    stage.expect(lambda: len(stage.about(later)) == 2)
+    assert worker.runtime.stats.revoked == 1
+
+
+def test_a_ready_record_that_waits_for_a_slot_is_dropped_if_it_is_void(
+    stage: Stage, gate: Gate, clock: ManualClock
 ) -> None:
+    worker = stage.worker(gate.hold, clock=clock, slots=1)
+    stage.offer("hold", task_id="first")
+    gate.await_begun()
+    void = stage.offer("hold", task_id="t", task_version=4)
+    stage.expect(lambda: worker.runtime.stats.waiting == 1)
+    stage.signal(None, void, SignalKind.REVOKE, task_version=3)
+    stage.outcome(stage.offer("no-such-type"))
+    assert worker.runtime.stats.waiting == 1
+    stage.signal(None, void, SignalKind.REVOKE, task_version=4)
+    stage.expect(lambda: worker.runtime.stats.waiting == 0)
+    gate.open()
+    stage.outcome(stage.offer("hold", task_id="last"))
+    assert stage.about(void) == []
+    stage.expect(lambda: stage.committed().get(TopicPartition(ready_topic("default", Priority.MEDIUM), 0)) == 4)
+
+
+@pytest.mark.parametrize("kind", [SignalKind.CANCEL, SignalKind.REVOKE])
+def test_a_signal_about_an_attempt_is_not_remembered(stage: Stage, kind: SignalKind) -> None:
+    """It is about what runs now: an attempt whose start was refused keeps its number and may be given out again."""
     worker = stage.worker(echo)
     ready = stage.offer("echo", 1, queue="elsewhere", task_id="t")
     stage.signal(worker, ready, kind)
     stage.outcome(stage.offer("no-such-type"))
     stage.offer("echo", 1, task_id="t")
-    stage.outcome(stage.offer("echo", 2))
-    assert [type(report) for report in stage.about(ready)] == reports
+    assert stage.outcome(ready).result == b"1"
 
 
 def test_heartbeats_vouch_for_what_runs_to_the_shard_that_it_is_of(

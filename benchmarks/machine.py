@@ -1,0 +1,113 @@
+"""What is known of the machine and of the process: a figure means nothing without it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("msgspec", "fastavro", "fastapi", "uvicorn", "httpx", "uvloop")
+FSYNCS = 50  # of one block each; enough for a median
+BLOCK = 4096
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    found = {"tidewheel": _version("tidewheel"), "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    return found | {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def machine(folder: Path) -> dict[str, str | int | float]:
+    """Processor, memory, and the disk of `folder` with what one fsync costs on it."""
+    return {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "filesystem": filesystem(folder),
+        "fsync_ms": fsync_ms(folder),
+    }
+
+
+def filesystem(folder: Path) -> str:
+    """The type of the file system that holds `folder`."""
+    place = folder.resolve()
+    found = (Path("/"), "unknown")
+    for line in _lines("/proc/mounts"):
+        mounted, kind = line.split()[1:3]
+        point = Path(mounted.replace("\\040", " "))
+        if place.is_relative_to(point) and len(point.parts) >= len(found[0].parts):
+            found = point, kind
+    return found[1]
+
+
+def fsync_ms(folder: Path) -> float:
+    """The median time that a written block takes to be on the disk, in milliseconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"fsync-{os.getpid()}"
+    times = []
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    try:
+        for _ in range(FSYNCS):
+            begun = time.perf_counter_ns()
+            os.write(descriptor, bytes(BLOCK))
+            os.fdatasync(descriptor)
+            times.append((time.perf_counter_ns() - begun) / 1e6)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return round(statistics.median(times), 3)
+
+
+def rss_mb() -> float:
+    """Memory of this process that is in RAM now, in MB (10⁶ bytes). NotImplementedError: not on this system."""
+    return _status_mb("VmRSS")
+
+
+def rss_mb_max() -> float:
+    """The most that it ever was, in MB. NotImplementedError: not on this system."""
+    return _status_mb("VmHWM")
+
+
+def _status_mb(name: str) -> float:
+    text = _field("/proc/self/status", name)
+    if text is None:
+        raise NotImplementedError("memory is read from /proc, which this system does not have")
+    return round(int(text.removesuffix("kB")) * 1024 / 1e6, 1)
+
+
+def written_bytes() -> int | None:
+    """What this process had written to disks since it began; None if the system does not tell."""
+    text = _field("/proc/self/io", "write_bytes")
+    return None if text is None else int(text)
+
+
+def folder_bytes(folder: Path) -> int:
+    """The size of the files in `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _field(path: str, name: str) -> str | None:
+    for line in _lines(path):
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

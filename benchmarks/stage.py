@@ -1,0 +1,160 @@
+"""The engine as users have it, around a task that does nothing but say when it was started."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load import wait_until
+from scheduler.ports import TopicPartition
+from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from tidewheel import App, Engine, TaskType
+from tidewheel.settings import ClientSettings
+
+TASK_TYPE = "benchmark.noop"
+PAYLOAD_BYTES = 200
+WAIT_S = 120.0  # for work that was accepted; what is not done by then is reported as missing
+DURABLE_TOPICS = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS)
+
+Noop = TaskType[[int, str], None]
+
+
+class Starts:
+    """When each task was first started, and how often one was started again. Made beforehand, so that noting is cheap.
+
+    Handlers that are coroutines run in one thread, which alone calls `note`.
+    """
+
+    def __init__(self, capacity: int, clock_ns: Callable[[], int]) -> None:
+        self.first_ns = array("q", bytes(8 * capacity))
+        self.started = 0
+        self.duplicates = 0
+        self._clock_ns = clock_ns
+
+    def note(self, index: int) -> None:
+        """The task is started now."""
+        now = self._clock_ns()
+        if self.first_ns[index]:
+            self.duplicates += 1
+        else:
+            self.first_ns[index] = now
+            self.started += 1
+
+    def wait_for(self, count: int, timeout_s: float = WAIT_S) -> None:
+        """Return once so many tasks were started, or after `timeout_s`."""
+        wait_until(lambda: self.started >= count, timeout_s)
+
+
+def noop_app(note: Callable[[int], None], settings: ClientSettings | None = None) -> tuple[App, Noop]:
+    """An app with one task type, whose handler notes its start and does nothing."""
+    app = App(settings)
+
+    @app.task(name=TASK_TYPE)
+    async def noop(index: int, blob: str) -> None:
+        note(index)
+
+    return app, noop
+
+
+def blob_for(payload_bytes: int) -> str:
+    """A text with which the arguments of the task, as JSON with an index of 5 digits, have so many bytes."""
+    return "x" * max(0, payload_bytes - len('{"index":12345,"blob":""}'))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A running engine, its task type, and the starts of its tasks."""
+
+    engine: Engine
+    noop: Noop
+    starts: Starts
+    blob: str
+
+    def is_settled(self) -> bool:
+        """Whether every task that was accepted has ended, and the events of that are on disk."""
+        runtime = self.engine.runtime
+        return not runtime.statuses() and not any(host.has_unacknowledged() for host in runtime.hosts.values())
+
+    def wait_until_projected(self, timeout_s: float = WAIT_S) -> bool:
+        """Wait until the view shows all events; whether it does."""
+        return wait_until(lambda: self.engine.projector.lag() == 0, timeout_s)
+
+
+@contextmanager
+def running(
+    folder: Path,
+    capacity: int,
+    *,
+    shards: int,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+    payload_bytes: int = PAYLOAD_BYTES,
+    has_worker: bool = True,
+) -> Iterator[Stage]:
+    """An engine in this process over files in `folder`, as `with app.embedded(folder)` gives it to anyone."""
+    starts = Starts(capacity, clock_ns)
+    app, noop = noop_app(starts.note)
+    with app.embedded(folder, shards=shards, has_worker=has_worker) as engine:
+        yield Stage(engine, noop, starts, blob_for(payload_bytes))
+
+
+@contextmanager
+def fresh_folder(parent: Path, name: str) -> Iterator[Path]:
+    """An empty folder that is removed at the end."""
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent)).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+class LogMeter:
+    """How many bytes of keys and values an engine appended to its durable topics since the meter was made.
+
+    Inputs are removed from the log soon after they were decided, so it counts records by their offsets and takes the
+    mean size of those that are still there.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._log = engine.broker.connect()
+        self._begun = {
+            partition: self._log.end_offset(partition)
+            for topic in DURABLE_TOPICS
+            for partition in (TopicPartition(topic, number) for number in range(self._log.partitions(topic)))
+        }
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._log.close()
+
+    def records(self, topic: str) -> int:
+        """How many records were appended to a topic."""
+        return sum(
+            self._log.end_offset(partition) - begun for partition, begun in self._begun.items() if partition.topic == topic
+        )
+
+    def appended_bytes(self) -> int:
+        """Of all topics together."""
+        return round(sum(self.records(topic) * self._mean_bytes(topic) for topic in DURABLE_TOPICS))
+
+    def _mean_bytes(self, topic: str) -> float:
+        count = size = 0
+        for partition, begun in self._begun.items():
+            if partition.topic != topic:
+                continue
+            reader = self._log.reader()
+            reader.seek(partition, begun)
+            end = self._log.end_offset(partition)
+            while records := reader.take(1_000):
+                count += len(records)
+                size += sum(len(record.key or b"") + len(record.value or b"") for record in records)
+                if records[-1].offset + 1 >= end:
+                    break
+            reader.close()
+        return size / count if count else 0.0

@@ -1,0 +1,74 @@
+"""How a process of ours logs: structlog and the standard library through one handler, to stderr.
+
+Lines for people or JSON documents; never with local variables, which hold payloads and secrets.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from schemas.errors import TidewheelIOError
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+_CHATTY = ("uvicorn", "httpx", "httpcore", "asyncio")  # of interest only to the one who looks for everything
+
+
+def configure_logs(level: str, *, is_json: bool, stream: TextIO | None = None) -> None:
+    """Send what structlog and `logging` are told to `stream` (stderr, if None)."""
+    stream = stream or sys.stderr
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso" if is_json else "%H:%M:%S.%f", utc=is_json),
+        structlog.processors.StackInfoRenderer(),
+        _without_expected_traceback,
+    ]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(stream, is_json)],
+        )
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.NOTSET if level == "debug" else logging.WARNING)
+    logging.captureWarnings(True)
+
+
+def _renderers(stream: TextIO, is_json: bool) -> list[Processor]:
+    if is_json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        )
+    ]
+
+
+def _without_expected_traceback(_: WrappedLogger, level: str, event: EventDict) -> EventDict:
+    """An I/O error says what the operator must do; where it was raised is of no use to them."""
+    error: Any = event.get("exc_info")
+    error = error[1] if isinstance(error, tuple) else error
+    if isinstance(error, TidewheelIOError) and not logging.getLogger().isEnabledFor(logging.DEBUG):
+        del event["exc_info"]
+    return event
