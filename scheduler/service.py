@@ -28,7 +28,7 @@ from scheduler.refusals import (
     too_large,
     wrong_status,
 )
-from scheduler.submission import Submission, Update, check_scheduled_at
+from scheduler.submission import Submittable, Update, check_scheduled_at
 from scheduler.task_view import (
     TaskView,
     is_caught_up,
@@ -168,12 +168,12 @@ class TaskService:
 
     # --- the operations -----------------------------------------------------------------------------------------------
 
-    def submit(self, submission: Submission, *, traceparent: str | None = None) -> Operation[Submitted]:
+    def submit(self, submission: Submittable, *, traceparent: str | None = None) -> Operation[Submitted]:
         """Accept a task. A repeat (same id or key, same content) gives the first one; other content is a CONFLICT."""
         return self._operation(self._submit(submission, traceparent))
 
     def submit_many(
-        self, submissions: Sequence[Submission | Refusal], *, traceparent: str | None = None
+        self, submissions: Sequence[Submittable | Refusal], *, traceparent: str | None = None
     ) -> Operation[list[Submitted | Refusal]]:
         """Accept each task or refuse it, in their order; an item that is a refusal already stays one."""
         return self._operation(self._submit_many(submissions, traceparent))
@@ -219,14 +219,14 @@ class TaskService:
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, submission: Submission, traceparent: str | None) -> Steps[Submitted]:
+    def _submit(self, submission: Submittable, traceparent: str | None) -> Steps[Submitted]:
         (result,) = yield from self._submit_many([submission], traceparent)
         if isinstance(result, Refusal):
             raise Refused(result)
         return result
 
     def _submit_many(
-        self, submissions: Sequence[Submission | Refusal], traceparent: str | None
+        self, submissions: Sequence[Submittable | Refusal], traceparent: str | None
     ) -> Steps[list[Submitted | Refusal]]:
         now = self._clock.now_us()
         items = [self._built(submission, now, traceparent) for submission in submissions]
@@ -238,7 +238,7 @@ class TaskService:
             results[place] = _submitted(request, answer)
         return [results[i] if isinstance(item, SubmitTask) else item for i, item in enumerate(items)]
 
-    def _built(self, submission: Submission | Refusal, now: int, traceparent: str | None) -> _Item:
+    def _built(self, submission: Submittable | Refusal, now: int, traceparent: str | None) -> _Item:
         if isinstance(submission, Refusal):
             return submission
         try:
@@ -246,7 +246,7 @@ class TaskService:
         except Refused as refused:
             return refused.refusal
 
-    def _request_of(self, submission: Submission, now: int, traceparent: str | None) -> SubmitTask:
+    def _request_of(self, submission: Submittable, now: int, traceparent: str | None) -> SubmitTask:
         spec = submission.spec(now)
         self._check_payload(spec.payload)
         is_named = submission.task_id is not None or spec.idempotency_key is not None
@@ -264,7 +264,7 @@ class TaskService:
         if len(payload) > self._settings.payload_max:
             raise too_large("payload", len(payload), self._settings.payload_max)
 
-    def _task_id(self, submission: Submission, now: int) -> str:
+    def _task_id(self, submission: Submittable, now: int) -> str:
         if submission.task_id is not None:
             return submission.task_id
         if submission.idempotency_key is not None:

@@ -226,9 +226,10 @@ class Submission(_Body):
         check_scheduled_at(scheduled_at, now)
         if self.start_deadline is not None and self.start_deadline <= max(scheduled_at or now, now):
             raise invalid("start_deadline", "is not later than the due time", "an instant after scheduled_at and now")
-        return replace(self._timeless_spec(), scheduled_at=scheduled_at)
+        return replace(self.timeless_spec(), scheduled_at=scheduled_at)
 
-    def _timeless_spec(self) -> TaskSpec:
+    def timeless_spec(self) -> TaskSpec:
+        """What is asked for, but for when it is due."""
         payload, content_type = payload_of(self.payload, self.payload_base64, self.content_type)
         given: dict[str, Any] = {
             "payload": payload,
@@ -265,7 +266,7 @@ class Submission(_Body):
 
         It is made of what differs from the defaults, so that a default may change without making repeats conflicts.
         """
-        spec = self._timeless_spec()
+        spec = self.timeless_spec()
         content: dict[str, Any] = _differing(spec, _SPEC)
         content["retry"] = _differing(spec.retry, _RETRY)
         content["scheduled_at"] = self.scheduled_at
@@ -273,6 +274,45 @@ class Submission(_Body):
         content["payload"] = check_json(spec.payload) if is_json(spec.content_type) else spec.payload
         content.pop("idempotency_key", None)
         return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+class Template:
+    """A submission checked once, to be sent with one payload after the other: what a task type is to the SDK."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.timeless_spec = submission.timeless_spec()
+        self.has_times = any((submission.scheduled_at, submission.start_deadline, submission.delay_seconds))
+
+    def with_payload(self, payload: bytes) -> FilledTemplate:
+        """The submission with this payload: a JSON text that its maker has checked."""
+        return FilledTemplate(self, payload)
+
+
+class FilledTemplate:
+    """A template with its payload: as good as the Submission that has both."""
+
+    __slots__ = ("_payload", "_template", "idempotency_key", "task_id", "tenant_id")
+
+    def __init__(self, template: Template, payload: bytes) -> None:
+        submission = template.submission
+        self._template, self._payload = template, payload
+        self.task_id = submission.task_id
+        self.tenant_id = template.timeless_spec.tenant_id
+        self.idempotency_key = submission.idempotency_key
+
+    def spec(self, now: int) -> TaskSpec:
+        """What is asked for at the time `now`. Raises Refused if an instant is out of range."""
+        template = self._template
+        spec = template.submission.spec(now) if template.has_times else template.timeless_spec
+        return replace(spec, payload=self._payload)
+
+    def fingerprint(self) -> str:
+        """As that of the Submission."""
+        return self._template.submission.model_copy(update={"payload": self._payload}).fingerprint()
+
+
+Submittable = Submission | FilledTemplate
 
 
 class Update(_Body):

@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
 from scheduler.refusals import Refusal, Refused
 from schemas.messages import Priority, RetryPolicy
-from tidewheel.backend import Backend
+from tidewheel.backend import Backend, Prepared
 from tidewheel.embedded import Engine, EngineSettings
 from tidewheel.handles import TaskHandle, translated
 from tidewheel.http import HttpBackend
@@ -61,14 +61,14 @@ class App:
         lease: Seconds = 300.0,
         executor: ExecutorKind | str | None = None,
     ) -> _Decorator: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def task(self, *functions: Any, **options: Any) -> Any:
         """Make a function a task type. Its name is `module.function` unless one is given; names are stable strings.
 
         `async def` runs on the worker's event loop, `def` in a thread; `executor="process"` runs it in a process of
         its own that is killed at its timeout. Durations are seconds or timedeltas. Raises RegistrationError.
         """
         decorator = _Decorator(self, options)
-        return decorator if function is None else decorator(function)
+        return decorator(*functions) if functions else decorator
 
     def handle(self, task_id: str) -> TaskHandle[Any]:
         """A task that was submitted before, or by somebody else."""
@@ -118,6 +118,7 @@ class TaskType(Generic[P, R]):
         self._app = app
         self._function = function
         self._fields = _defaults(handler, total_timeout)
+        self._plain: Submitter[P, R] = Submitter(app, handler, self._fields)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -135,53 +136,65 @@ class TaskType(Generic[P, R]):
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Accept the task durably; blocks until it is. Raises NotSubmitted, ArgumentError."""
-        return self.options().submit(*args, **kwargs)
+        return self._plain.submit(*args, **kwargs)
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Accept the task durably. Raises NotSubmitted, ArgumentError."""
-        return await self.options().asubmit(*args, **kwargs)
+        return await self._plain.asubmit(*args, **kwargs)
 
     def submit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
         """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        return self.options().submit_many(calls)
+        return self._plain.submit_many(calls)
 
     async def asubmit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
         """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        return await self.options().asubmit_many(calls)
+        return await self._plain.asubmit_many(calls)
 
 
 class Submitter(Generic[P, R]):
-    """A task type with the options of a submission."""
+    """A task type with the options of a submission; may be kept and used again."""
 
     def __init__(self, app: App, handler: Handler, fields: dict[str, Any]) -> None:
         self._app, self._handler, self._fields = app, handler, fields
+        self._prepared: tuple[Backend, Prepared] | None = None
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Accept the task durably; blocks until it is. Raises NotSubmitted, ArgumentError."""
+        payload = self._handler.payload(args, kwargs)
         try:
-            return self._handle(self._app.backend.submit(self._submission(args, kwargs)).run().task_id)
+            return self._handle(self._ready().submit(payload).run().task_id)
         except Refused as refused:
             raise translated(refused) from refused
 
     async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Accept the task durably. Raises NotSubmitted, ArgumentError."""
+        payload = self._handler.payload(args, kwargs)
         try:
-            return self._handle((await self._app.backend.submit(self._submission(args, kwargs))).task_id)
+            return self._handle((await self._ready().submit(payload)).task_id)
         except Refused as refused:
             raise translated(refused) from refused
 
     def submit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
         """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        submissions = [self._submission((), call) for call in calls]
-        return self._handles(self._app.backend.submit_many(submissions).run())
+        payloads = [self._handler.payload((), call) for call in calls]
+        try:
+            return self._handles(self._ready().submit_many(payloads).run())
+        except Refused as refused:
+            raise translated(refused) from refused
 
     async def asubmit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
         """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        submissions = [self._submission((), call) for call in calls]
-        return self._handles(await self._app.backend.submit_many(submissions))
+        payloads = [self._handler.payload((), call) for call in calls]
+        try:
+            return self._handles(await self._ready().submit_many(payloads))
+        except Refused as refused:
+            raise translated(refused) from refused
 
-    def _submission(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {**self._fields, "payload": self._handler.payload(tuple(args), kwargs)}
+    def _ready(self) -> Prepared:
+        backend = self._app.backend
+        if self._prepared is None or self._prepared[0] is not backend:
+            self._prepared = backend, backend.prepare(self._fields)
+        return self._prepared[1]
 
     def _handle(self, task_id: str) -> TaskHandle[R]:
         return TaskHandle(task_id, self._app.backend, self._handler)
@@ -205,5 +218,5 @@ def _defaults(handler: Handler, total_timeout: Seconds | None) -> dict[str, Any]
         fields["lease_seconds"] = handler.lease_ms / 1000
     if total_timeout is not None:
         seconds = total_timeout.total_seconds() if isinstance(total_timeout, timedelta) else total_timeout
-        fields["total_timeout_seconds"] = cast("float", seconds)
+        fields["total_timeout_seconds"] = seconds
     return fields

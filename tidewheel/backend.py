@@ -16,7 +16,7 @@ from scheduler.service import (
     TaskList,
     TaskService,
 )
-from scheduler.submission import Submission, Update, validated
+from scheduler.submission import Submission, Template, Update, validated
 from scheduler.task_view import TaskView
 
 T = TypeVar("T")
@@ -35,11 +35,8 @@ class Doable(Protocol[T_co]):
 class Backend(Protocol):
     """A scheduler as its clients see it. Fields are those of a submission in REST; the payload is JSON bytes."""
 
-    def submit(self, fields: Mapping[str, Any]) -> Doable[SubmittedView]:
-        """Accept a task, durably."""
-
-    def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> Doable[list[SubmittedView | Refusal]]:
-        """Accept or refuse each, in their order."""
+    def prepare(self, fields: Mapping[str, Any]) -> Prepared:
+        """Ready to submit with these fields again and again."""
 
     def get(self, task_id: str) -> Doable[TaskView]:
         """How a task stands."""
@@ -69,6 +66,16 @@ class Backend(Protocol):
         """Take a dead task out of the dead-letter queue."""
 
 
+class Prepared(Protocol):
+    """The fields of a submission but for the payload, checked once."""
+
+    def submit(self, payload: bytes) -> Doable[SubmittedView]:
+        """Accept a task with this payload, durably."""
+
+    def submit_many(self, payloads: Sequence[bytes]) -> Doable[list[SubmittedView | Refusal]]:
+        """Accept or refuse one for each payload, in their order."""
+
+
 class _Mapped(Doable[T]):
     """A doable whose result is put another way."""
 
@@ -82,6 +89,29 @@ class _Mapped(Doable[T]):
     def __await__(self) -> Generator[Any, None, T]:
         result: T = self._change((yield from self._doable.__await__()))
         return result
+
+
+class _LocalPrepared:
+    """Submissions to the service of this process."""
+
+    def __init__(self, service: TaskService, template: Template) -> None:
+        self._service, self._template = service, template
+
+    def submit(self, payload: bytes) -> Doable[SubmittedView]:
+        """Accept a task with this payload, durably."""
+        return _Mapped(self._service.submit(self._template.with_payload(payload)), _view)
+
+    def submit_many(self, payloads: Sequence[bytes]) -> Doable[list[SubmittedView | Refusal]]:
+        """Accept or refuse one for each payload, in their order."""
+        return _Mapped(self._service.submit_many([self._template.with_payload(p) for p in payloads]), _views)
+
+
+def _view(submitted: Submitted) -> SubmittedView:
+    return submitted.view
+
+
+def _views(results: Sequence[Submitted | Refusal]) -> list[SubmittedView | Refusal]:
+    return [one.view if isinstance(one, Submitted) else one for one in results]
 
 
 class LocalBackend:
@@ -98,17 +128,9 @@ class LocalBackend:
         self.redrive_all = service.redrive_all
         self.discard = service.discard
 
-    def submit(self, fields: Mapping[str, Any]) -> Doable[SubmittedView]:
-        """Accept a task, durably."""
-        return _Mapped(self._service.submit(validated(Submission, fields)), lambda submitted: submitted.view)
-
-    def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> Doable[list[SubmittedView | Refusal]]:
-        """Accept or refuse each, in their order."""
-        items = [validated(Submission, fields) for fields in submissions]
-        return _Mapped(
-            self._service.submit_many(items),
-            lambda results: [one.view if isinstance(one, Submitted) else one for one in results],
-        )
+    def prepare(self, fields: Mapping[str, Any]) -> Prepared:
+        """Ready to submit with these fields again and again. Raises Refused if they are wrong."""
+        return _LocalPrepared(self._service, Template(validated(Submission, fields)))
 
     def update(self, task_id: str, fields: Mapping[str, Any]) -> Doable[ChangedView]:
         """Change a waiting task."""

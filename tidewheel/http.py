@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from random import getrandbits
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import httpx
 import msgspec
 
-from scheduler.instants import format_instant, instant_of
+from scheduler.instants import INSTANT_RULE, format_instant, instant_of
 from scheduler.ports import TaskFilter
-from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused
+from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid
 from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
 from scheduler.task_view import TaskView
 from schemas.ids import uuid7
@@ -32,20 +34,22 @@ POLL_S_FIRST, POLL_S_MAX = 0.01, 0.5  # between looks at a task that is waited f
 class HttpCall(Generic[T]):
     """One request: `run` it, or `await` it."""
 
-    def __init__(self, backend: HttpBackend, method: str, path: str, read: Callable[[bytes], T], **options: Any) -> None:
+    def __init__(
+        self, backend: HttpBackend, method: str, path: str, read: Callable[[bytes], T], **options: Any
+    ) -> None:
         self._backend, self._read = backend, read
         self._request = {"method": method, "url": path, **options}
 
     def run(self) -> T:
         """Do it in the calling thread and wait for the end."""
-        with _unavailable_if_lost():
+        with _unavailable_if_lost(self._backend.server):
             return self._answer(self._backend.client().request(**self._request))
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._run_async().__await__()
 
     async def _run_async(self) -> T:
-        with _unavailable_if_lost():
+        with _unavailable_if_lost(self._backend.server):
             return self._answer(await self._backend.async_client().request(**self._request))
 
     def _answer(self, response: httpx.Response) -> T:
@@ -98,6 +102,11 @@ class HttpBackend:
         self._client: httpx.Client | None = None
         self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
+    @property
+    def server(self) -> str:
+        """The URL of the server."""
+        return self._settings.server
+
     def client(self) -> httpx.Client:
         """The client of blocking calls."""
         if self._client is None:
@@ -126,8 +135,12 @@ class HttpBackend:
             self._client.close()
             self._client = None
 
+    def prepare(self, fields: Mapping[str, Any]) -> HttpPrepared:
+        """Ready to submit with these fields again and again; the server checks them."""
+        return HttpPrepared(self, fields)
+
     def submit(self, fields: Mapping[str, Any]) -> HttpCall[SubmittedView]:
-        """Accept a task, durably."""
+        """Accept a task with these fields of a submission, durably."""
         return self._call("POST", "/api/v1/tasks", SubmittedView, content=_encoded(_identified(fields)))
 
     def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> HttpBulk:
@@ -149,7 +162,9 @@ class HttpBackend:
 
     def list_tasks(self, wanted: TaskFilter, *, limit: int, cursor: str | None = None) -> HttpCall[TaskList]:
         """A page of tasks, newest first."""
-        params: dict[str, Any] = {name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None}
+        params: dict[str, Any] = {
+            name: value for name, value in msgspec.structs.asdict(wanted).items() if value is not None
+        }
         params.pop("is_dead_letter", None)
         for name in ("created_from", "created_to"):
             if name in params:
@@ -187,6 +202,21 @@ class HttpBackend:
         if "content" in options:
             options["headers"] = _JSON
         return HttpCall(self, method, path, partial(msgspec.json.decode, type=answer), **options)
+
+
+class HttpPrepared:
+    """Submissions with the same fields."""
+
+    def __init__(self, backend: HttpBackend, fields: Mapping[str, Any]) -> None:
+        self._backend, self._fields = backend, fields
+
+    def submit(self, payload: bytes) -> HttpCall[SubmittedView]:
+        """Accept a task with this payload, durably."""
+        return self._backend.submit({**self._fields, "payload": payload})
+
+    def submit_many(self, payloads: Sequence[bytes]) -> HttpBulk:
+        """Accept or refuse one for each payload, in their order."""
+        return self._backend.submit_many([{**self._fields, "payload": payload} for payload in payloads])
 
 
 class HttpBulk:
@@ -229,10 +259,19 @@ def _jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
         if name == "payload" and isinstance(value, bytes):
             jsonable[name] = msgspec.Raw(value)
         elif isinstance(value, datetime):
-            jsonable[name] = format_instant(instant_of(value))
+            jsonable[name] = _instant(name, value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise invalid(name, "must be a finite number")  # JSON has none; null would mean that it is not given
         else:
             jsonable[name] = value
     return jsonable
+
+
+def _instant(field: str, when: datetime) -> str:
+    try:
+        return format_instant(instant_of(when))
+    except ValueError as error:
+        raise invalid(field, str(error), INSTANT_RULE) from error
 
 
 def _path(task_id: str, collection: str = "tasks") -> str:
@@ -283,14 +322,13 @@ def _refusal(problem: _Problem, status: int) -> Refusal:
     return Refusal(kind, problem.detail or problem.title, problem.errors, problem.task_status)
 
 
-class _unavailable_if_lost:  # noqa: N801 (reads as a statement)
+@contextmanager
+def _unavailable_if_lost(server: str) -> Iterator[None]:
     """A transport error becomes a refusal that says what to do."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, httpx.HTTPError):
-            url = cast("httpx.Request", error._request).url if getattr(error, "_request", None) else ""
-            kind = RefusalKind.UNAVAILABLE if isinstance(error, httpx.ConnectError) else RefusalKind.UNDECIDED
-            detail = f"no answer from {url}: {error}; is the scheduler running, and TIDEWHEEL_SERVER right?"
-            raise Refused(Refusal(kind, detail)) from error
+    try:
+        yield
+    except httpx.HTTPError as error:
+        kind = RefusalKind.UNAVAILABLE if isinstance(error, httpx.ConnectError) else RefusalKind.UNDECIDED
+        reason = str(error) or type(error).__name__
+        detail = f"no answer from {server}: {reason}; is the scheduler running, and TIDEWHEEL_SERVER right?"
+        raise Refused(Refusal(kind, detail)) from error

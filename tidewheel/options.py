@@ -29,7 +29,7 @@ class Retry:
         retry_on: Sequence[type[BaseException] | str] = (),
         give_up_on: Sequence[type[BaseException] | str] = (),
     ) -> None:
-        given = {
+        given: dict[str, Any] = {
             "max_attempts": max_attempts,
             "backoff": None if backoff is None else Backoff(backoff),
             "jitter": None if jitter is None else Jitter(jitter),
@@ -78,7 +78,9 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in options.items():
         if name not in CallOptions.__annotations__:
-            raise TypeError(f"{name!r} is no option of a task; the options are: {', '.join(CallOptions.__annotations__)}")
+            raise TypeError(
+                f"{name!r} is no option of a task; the options are: {', '.join(CallOptions.__annotations__)}"
+            )
         if value is None:
             continue
         if name == "retry":

@@ -13,5 +13,5 @@ class ClientSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", extra="ignore")
 
-    server: str = Field(f"http://127.0.0.1:{DEFAULT_PORT}", pattern=r"^https?://[^/\s]+$")
-    timeout_s: float = Field(15.0, gt=0, le=3600)  # longer than the API itself waits for a decision
+    server: str = Field(default=f"http://127.0.0.1:{DEFAULT_PORT}", pattern=r"^https?://[^/\s]+$")
+    timeout_s: float = Field(default=15.0, gt=0, le=3600)  # longer than the API itself waits for a decision

@@ -69,7 +69,7 @@ TRANSITIONS: dict[type[EventBody], Transition] = {
     TaskExpired: _row(WAITING | {Status.RUNNING}, {Status.FAILED, Status.DEAD}, "its deadline passed"),
     TaskCheckpointed: _row({Status.RUNNING}, {Status.RUNNING}, "saved its progress"),
     TaskRedriven: _row({NOT_KNOWN, Status.DEAD, Status.FAILED}, {Status.PENDING}, "run again by an operator"),
-    TaskDiscarded: _row({NOT_KNOWN, Status.DEAD}, {Status.DEAD}, "given up by an operator"),
+    TaskDiscarded: _row({Status.DEAD}, {Status.DEAD}, "given up by an operator"),
 }
 
 

@@ -1,0 +1,137 @@
+"""Which pending tasks go out: by weight, within a window that adapts, and again if nobody starts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler.core.dispatch import (
+    PROBE_US,
+    RESEND_US,
+    RESEND_US_MAX,
+    WEIGHTS,
+    WINDOW_MAX,
+    WINDOW_START,
+    Dispatch,
+    WeightedChoice,
+)
+from schemas.messages import Priority, Status, Task, TaskSpec
+
+PARTITIONS = 3
+
+
+def task(task_id: str, priority: Priority = Priority.MEDIUM, queue: str = "default") -> Task:
+    spec = TaskSpec(task_type="t", priority=priority, queue=queue)
+    return Task(task_id=task_id, spec=spec, status=Status.PENDING, version=1, created_at=0, updated_at=0)
+
+
+def offered(*tasks: Task) -> Dispatch:
+    dispatch = Dispatch(PARTITIONS)
+    for one in tasks:
+        dispatch.offer(one)
+    return dispatch
+
+
+def sent(dispatch: Dispatch, now: int = 0) -> list[str]:
+    return [out.task_id for out in dispatch.pick(now)]
+
+
+def test_choices_have_the_weights_over_every_run_and_nobody_starves() -> None:
+    choice, candidates = WeightedChoice(), list(WEIGHTS)
+    chosen = [choice.choose(candidates) for _ in range(1_000)]
+    for begin in range(0, 900, 50):
+        counts = Counter(chosen[begin : begin + 100])
+        assert all(abs(counts[priority] - weight) <= 2 for priority, weight in WEIGHTS.items()), counts
+
+
+def test_a_priority_goes_out_oldest_first() -> None:
+    assert sent(offered(task("a"), task("b"), task("c"))) == ["a", "b", "c"]
+
+
+def test_no_more_than_the_window_is_out_and_starts_widen_it() -> None:
+    dispatch = offered(*(task(str(i)) for i in range(5_000)))
+    first = sent(dispatch)
+    assert len(first) == WINDOW_START
+    assert sent(dispatch) == []
+    for task_id in first:
+        dispatch.started(task_id)
+    assert len(sent(dispatch)) == 2 * WINDOW_START
+    out = 0
+    while batch := sent(dispatch):
+        out = max(out, len(batch))
+        for task_id in batch:
+            dispatch.started(task_id)
+    assert out <= WINDOW_MAX
+
+
+def test_a_record_given_back_for_want_of_a_slot_halves_the_window_and_holds_the_queue_back() -> None:
+    tasks = [task(str(i)) for i in range(100)]
+    dispatch = offered(*tasks)
+    first = sent(dispatch)
+    dispatch.given_back(tasks[0], now=0, is_full=True)
+    for task_id in first[1:]:
+        dispatch.started(task_id)
+    assert sent(dispatch, now=PROBE_US - 1) == []
+    assert dispatch.next_at() == PROBE_US
+    assert sent(dispatch, now=PROBE_US)[0] == "0"
+
+
+def test_a_free_slot_ends_the_wait_at_once() -> None:
+    tasks = [task("a"), task("b")]
+    dispatch = offered(*tasks)
+    assert sent(dispatch) == ["a", "b"]
+    dispatch.given_back(tasks[0], now=0, is_full=True)
+    assert sent(dispatch, now=1) == []
+    dispatch.unblock()
+    assert sent(dispatch, now=1) == ["a"]
+
+
+def test_another_queue_goes_on_when_one_is_full() -> None:
+    slow = task("a", queue="slow")
+    dispatch = offered(slow)
+    assert sent(dispatch) == ["a"]
+    dispatch.given_back(slow, now=0, is_full=True)
+    dispatch.offer(task("b", queue="fast"))
+    assert sent(dispatch, now=1) == ["b"]
+
+
+def test_what_nobody_starts_is_sent_again_ever_more_seldom() -> None:
+    dispatch = offered(task("a"))
+    assert sent(dispatch) == ["a"]
+    now, waits = 0, []
+    for _ in range(8):
+        at = dispatch.next_at()
+        assert at is not None
+        assert sent(dispatch, at - 1) == []
+        assert sent(dispatch, at) == ["a"]
+        waits.append(at - now)
+        now = at
+    assert waits[:3] == [RESEND_US, 2 * RESEND_US, 4 * RESEND_US]
+    assert waits[-1] == RESEND_US_MAX
+
+
+def test_a_cancelled_task_does_not_go_out_and_frees_its_place() -> None:
+    dispatch = offered(*(task(str(i)) for i in range(WINDOW_START + 1)))
+    sent(dispatch)
+    dispatch.forget("3")
+    assert sent(dispatch) == [str(WINDOW_START)]
+    dispatch.forget("5")
+    assert "5" not in sent(dispatch, now=RESEND_US)
+
+
+def test_an_updated_task_is_offered_anew_with_its_new_priority() -> None:
+    dispatch = offered(*(task(str(i)) for i in range(WINDOW_START + 5)))
+    sent(dispatch)
+    dispatch.offer(task("18", Priority.HIGH))
+    dispatch.forget("0")
+    assert sent(dispatch) == ["18"]
+    assert sum(dispatch.depth().values()) == WINDOW_START + 4
+
+
+def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
+    dispatch = offered(*(task(str(i)) for i in range(6)))
+    out = dispatch.pick(0)
+    assert [record.partition for record in out] == [0, 1, 2, 0, 1, 2]
+    dispatch.started("1")
+    dispatch.started("4")
+    dispatch.offer(task("new"))
+    assert [record.partition for record in dispatch.pick(0)] == [1]
