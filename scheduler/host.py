@@ -111,7 +111,6 @@ class ShardHost:
         self._next_offset = 0
         self._gap: _GapCheck | None = None
         self._token = 0
-        self._stored: set[str] = set()
         self._is_checkpointing = False
         self._checkpoint_results: deque[tuple[object, _Checkpoint, TidewheelIOError | None]] = deque()
         self._checkpointed_at = 0
@@ -191,7 +190,6 @@ class ShardHost:
                 checkpoint = message
             elif isinstance(message, Task | EndedTask):
                 shard.restore(message)
-                self._stored.add(message.task_id)
             if number % LOAD_CHUNK == LOAD_CHUNK - 1:
                 yield
         if isinstance(checkpoint, ShardCheckpoint):
@@ -446,14 +444,15 @@ class ShardHost:
         self._is_checkpointing = True
         self._checkpointed_at = now
         changes: list[tuple[str, Task | EndedTask | None]] = []
+        stored = self.shard.stored
         for task_id in changed:
             known = self.shard.known(task_id)
-            if isinstance(known, Task) or (known is not None and known.fingerprint is not None):
+            if isinstance(known, Task) or (known is not None and self.shard.is_kept_long(known)):
                 changes.append((task_id, known))
-                self._stored.add(task_id)
-            elif task_id in self._stored:
+                stored.add(task_id)
+            elif task_id in stored:
                 changes.append((task_id, None))
-                self._stored.discard(task_id)
+                stored.discard(task_id)
         changed.clear()
         return _Checkpoint(changes, dict(self._read_positions), now)
 
@@ -495,7 +494,7 @@ class ShardHost:
             else:
                 _log.warning("checkpoint failed, will be tried again", shard=self.shard_id, reason=str(error))
                 self.shard.changed.update(task_id for task_id, _ in checkpoint.changes)
-                self._stored.update(task_id for task_id, _ in checkpoint.changes)
+                self.shard.stored.update(task_id for task_id, _ in checkpoint.changes)
 
 
 class _Gap(Enum):

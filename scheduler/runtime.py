@@ -9,6 +9,7 @@ A SchedulerRuntime hosts the shards that its group gives it, all in one loop:
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from random import Random
 
 import structlog
@@ -81,8 +82,9 @@ class SchedulerRuntime:
         return min(WAIT_S_MAX, max(0.0, (next_at - now) / 1e6))
 
     def _follow_assignment(self) -> None:
-        owned = {partition for topic, partition in self._member.assigned() if topic == TASK_REQUESTS}
-        owned &= {partition for topic, partition in self._member.assigned() if topic == TASK_REPORTS}
+        assigned = self._member.assigned()
+        owned = {partition for topic, partition in assigned if topic == TASK_REQUESTS}
+        owned &= {partition for topic, partition in assigned if topic == TASK_REPORTS}
         if owned == self._hosts.keys():
             return
         for shard in self._hosts.keys() - owned:
@@ -114,10 +116,9 @@ class SchedulerRuntime:
 
     def statuses(self) -> dict[Status, int]:
         """How many live tasks of this process have each status."""
-        counts: dict[Status, int] = {}
+        counts: Counter[Status] = Counter()
         for host in list(self._hosts.values()):
-            for task in list(host.shard.state.tasks.values()):
-                counts[task.status] = counts.get(task.status, 0) + 1
+            counts.update(host.shard.statuses)
         return counts
 
     def depth(self) -> dict[tuple[str, str], int]:

@@ -7,7 +7,7 @@ derived from it or forgotten at no harm, and built anew by `on_loaded`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple
@@ -102,7 +102,9 @@ class Shard:
     def __init__(self, shard: int, settings: ShardSettings, rng: Random) -> None:
         self.shard = shard
         self.state = ShardState()
-        self.changed: set[str] = set()  # entities to be written by the next checkpoint
+        self.stored: set[str] = set()  # entities that the checkpoints hold
+        self.changed: set[str] = set()  # entities that the next checkpoint must write or remove
+        self.statuses: Counter[Status] = Counter()  # of the live tasks
         self.forgotten_offset = -1  # all that ended and was forgotten did so at or before this event
         self.drained_at = 0  # when all reports that were there had been read
         self.stale_reports = 0
@@ -128,20 +130,31 @@ class Shard:
         task_id = event.entity_id
         before = state.tasks.get(task_id)
         ended = state.ended.get(task_id)
-        self.changed.add(task_id)
         if isinstance(event.body, TaskDiscarded):
-            state.ended[task_id] = self._discarded(ended, event)
+            self._end(self._discarded(ended, event))
             return
         after = evolve(before, event)
         if after.status in TERMINAL:
             state.tasks.pop(task_id, None)
-            state.ended[task_id] = self._ended(after)
+            self._end(self._ended(after))
         else:
             state.tasks[task_id] = after
+            self.changed.add(task_id)
             if ended is not None:
                 del state.ended[task_id]
         if self._is_loaded:
             self._track(before, after, event.at)
+
+    def _end(self, ended: EndedTask) -> None:
+        self.state.ended[ended.task_id] = ended
+        if self.is_kept_long(ended) or ended.task_id in self.stored:
+            self.changed.add(ended.task_id)
+        else:
+            self.changed.discard(ended.task_id)  # it came and went between two checkpoints: never written
+
+    def is_kept_long(self, ended: EndedTask) -> bool:
+        """Whether it is remembered for its idempotency key: then over restarts, too."""
+        return ended.keep_until > ended.ended_at + self._settings.ended_kept_us
 
     def _is_next(self, event: Event) -> bool:
         known = self.known(event.entity_id)
@@ -191,6 +204,7 @@ class Shard:
 
     def restore(self, entity: Task | EndedTask) -> None:
         """Take an entity from a checkpoint."""
+        self.stored.add(entity.task_id)
         if isinstance(entity, Task):
             self.state.tasks[entity.task_id] = entity
         else:
@@ -209,13 +223,16 @@ class Shard:
 
     def _track(self, before: Task | None, after: Task, now: int) -> None:
         task_id, status = after.task_id, after.status
+        self.statuses[status] += 1
         if before is not None:
+            self.statuses[before.status] -= 1
             if before.status is Status.PENDING:
                 self._dispatch.started(task_id) if status is Status.RUNNING else self._dispatch.forget(task_id)
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
                 self._running.get(before.worker_id or "", set()).discard(task_id)
         if status in TERMINAL:
+            del self.statuses[status]
             self._timers.cancel(task_id)
             return
         if status is Status.RUNNING and (before is None or before.status is not Status.RUNNING):
@@ -505,8 +522,7 @@ class Shard:
 
     def _will_forget(self, ended: EndedTask, offset: int) -> None:
         # Two queues, since each is in order of time only among tasks that are kept equally long.
-        is_keyed = ended.keep_until > ended.ended_at + self._settings.ended_kept_us
-        self._forget[is_keyed].append((ended.keep_until, ended.task_id, offset))
+        self._forget[self.is_kept_long(ended)].append((ended.keep_until, ended.task_id, offset))
 
     def _next_forget_at(self) -> int | None:
         return min((queue[0][0] for queue in self._forget if queue), default=None)
@@ -519,7 +535,8 @@ class Shard:
                 ended = self.state.ended.get(task_id)
                 if ended is not None and ended.keep_until == keep_until:
                     del self.state.ended[task_id]
-                    self.changed.add(task_id)
+                    if task_id in self.stored:
+                        self.changed.add(task_id)
                     self.forgotten_offset = max(self.forgotten_offset, offset)
 
 
