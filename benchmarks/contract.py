@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
+Seed = Annotated[int, Meta(ge=0, description="of what is drawn at random")]
 Say = Callable[[str], None]  # tells how far a long run has come
 
 # What must not happen is added up over the repeats, so that no median hides it.
@@ -33,7 +34,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
     shards: Annotated[int, Meta(ge=1, le=64, description="shards of the engine")] = 4
     repeats: Annotated[int, Meta(ge=1, le=100, description="runs, each with a fresh engine; the median counts")] = 1
-    seed: Annotated[int, Meta(ge=0, description="of what is drawn at random")] = 1
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

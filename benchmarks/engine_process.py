@@ -1,6 +1,7 @@
 """An engine in a process of its own: what runs there, and the handle by which a benchmark starts, asks and kills it.
 
-They talk in lines of JSON: commands on its standard input, answers on its standard output. When the input ends it stops.
+They talk in lines of JSON: commands on its standard input, answers on its standard output. It stops when its input
+ends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import structlog
 
 from benchmarks.load import closed_loop
 from benchmarks.machine import rss_mb, rss_mb_max
-from benchmarks.stage import Noop, Starts, blob_for, noop_app
+from benchmarks.stage import Noop, Starts, blob_for, live_tasks, noop_app
 from scheduler.ports import TopicPartition
 from schemas.limits import BULK_MAX
 from schemas.topics import TASK_EVENTS
@@ -38,6 +39,7 @@ STOP_S = 60.0
 KILL_S = 10.0
 BULKS_AT_ONCE = 2
 DAY_S = 86_400
+PARKED_INDEX = 10_000  # of all parked tasks; none of them is to start
 
 T = TypeVar("T")
 
@@ -74,11 +76,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     started: int
     duplicates: int
     events: int
-    is_settled: bool
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True, tag="park"):
-    """Submit tasks in bulk, due at random instants from tomorrow to `horizon_days` later; answered by `Parked`."""
+    """Submit tasks in bulk, each bulk due at a random instant from tomorrow to `horizon_days`; answered by `Parked`."""
 
     count: int
     payload_bytes: int
@@ -219,31 +220,33 @@ def _say(answer: msgspec.Struct) -> None:
 
 
 def _filing(path: Path) -> Callable[[int], None]:
-    """Notes starts as lines `index nanoseconds` in a file: one write each, which a kill of the process does not undo."""
+    """Notes starts as lines `index nanoseconds` in a file: one write each, which a kill does not undo."""
     descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-    return lambda index: [os.write(descriptor, b"%d %d\n" % (index, time.time_ns()))] and None
+
+    def note(index: int) -> None:
+        os.write(descriptor, b"%d %d\n" % (index, time.time_ns()))
+
+    return note
 
 
 def _measured(engine: Engine, starts: Starts) -> Measured:
     log = engine.broker.connect()
     events = sum(log.end_offset(TopicPartition(TASK_EVENTS, shard)) for shard in range(engine.settings.shards))
     log.close()
-    live = sum(engine.runtime.statuses().values())
     return Measured(
         rss_mb=rss_mb(),
         rss_mb_max=rss_mb_max(),
         cpu_s=time.process_time(),
-        live=live,
+        live=live_tasks(engine),
         started=starts.started,
         duplicates=starts.duplicates,
         events=events,
-        is_settled=not live and not any(host.has_unacknowledged() for host in engine.runtime.hosts.values()),
     )
 
 
 async def _park(noop: Noop, park: Park) -> Parked:
     rng = Random(park.seed)
-    call = {"index": 10_000, "blob": blob_for(park.payload_bytes)}
+    call = {"index": PARKED_INDEX, "blob": blob_for(park.payload_bytes)}
 
     async def submit(first: int) -> None:
         delay_s = DAY_S * (1 + rng.random() * (park.horizon_days - 1))

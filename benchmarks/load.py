@@ -9,21 +9,27 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+NEWS_EVERY_S = 10.0
 HEAD_START_NS = 10_000_000  # so that the first call is on time too
 
 
-async def open_loop(count: int, rate: float, call: Callable[[int, int], Awaitable[None]]) -> None:
+async def open_loop(
+    count: int, rate: float, call: Callable[[int, int], Awaitable[None]], say: Callable[[str], None] | None = None
+) -> None:
     """Call `call(index, intended_ns)` `rate` times a second, however long earlier calls take; wait for all.
 
     `intended_ns` is the instant of `time.perf_counter_ns` at which the call should begin. The loop cannot keep it
     exactly, so that both instants are worth looking at: a delay that the called one caused shows in the intended one.
     """
     begin_ns = time.perf_counter_ns() + HEAD_START_NS
+    news_every = max(1, round(rate * NEWS_EVERY_S))
     async with asyncio.TaskGroup() as calls:
         for index in range(count):
             intended_ns = begin_ns + round(index * 1e9 / rate)
             await asyncio.sleep(max(0, intended_ns - time.perf_counter_ns()) / 1e9)
             calls.create_task(_called(call, index, intended_ns))
+            if say is not None and index and index % news_every == 0:
+                say(f"    {index} of {count}")
 
 
 async def _called(call: Callable[[int, int], Awaitable[None]], index: int, intended_ns: int) -> None:

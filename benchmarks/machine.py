@@ -10,6 +10,8 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import tidewheel
+
 PACKAGES = ("msgspec", "fastavro", "fastapi", "uvicorn", "httpx", "uvloop")
 FSYNCS = 50  # of one block each; enough for a median
 BLOCK = 4096
@@ -17,7 +19,7 @@ BLOCK = 4096
 
 def versions() -> dict[str, str]:
     """Of what the figures depend on."""
-    found = {"tidewheel": _version("tidewheel"), "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
+    found = {"tidewheel": tidewheel.__version__, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version}
     return found | {package: _version(package) for package in PACKAGES}
 
 
@@ -34,7 +36,7 @@ def machine(folder: Path) -> dict[str, str | int | float]:
         "processor": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count() or 1,
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "filesystem": filesystem(folder),
         "fsync_ms": fsync_ms(folder),
     }

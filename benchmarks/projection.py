@@ -98,7 +98,7 @@ def measure(options: ProjectionOptions, folder: Path, say: Say) -> Projection:
 
         say(f"{count} tasks at {options.rate:g} a second, after {warm_up} to warm up")
         sampler = _LagSampler(stage.engine)
-        asyncio.run(open_loop(total, options.rate, submit))
+        asyncio.run(open_loop(total, options.rate, submit, say))
         stage.starts.wait_for(total)
         stage.wait_until_projected()
         cpu_s = time.process_time() - begun[1]

@@ -19,7 +19,7 @@ from tidewheel.settings import ClientSettings
 
 TASK_TYPE = "benchmark.noop"
 PAYLOAD_BYTES = 200
-WAIT_S = 120.0  # for work that was accepted; what is not done by then is reported as missing
+WAIT_S = 60.0  # for work that was accepted; what is not done by then is reported as missing
 DURABLE_TOPICS = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS)
 
 Noop = TaskType[[int, str], None]
@@ -67,6 +67,16 @@ def blob_for(payload_bytes: int) -> str:
     return "x" * max(0, payload_bytes - len('{"index":12345,"blob":""}'))
 
 
+def live_tasks(engine: Engine) -> int:
+    """How many tasks of the engine have not ended."""
+    return sum(engine.runtime.statuses().values())
+
+
+def is_settled(engine: Engine) -> bool:
+    """Whether every task that was accepted has ended, and the events of that are on disk."""
+    return not live_tasks(engine) and not any(host.has_unacknowledged() for host in engine.runtime.hosts.values())
+
+
 @dataclass(frozen=True)
 class Stage:
     """A running engine, its task type, and the starts of its tasks."""
@@ -75,11 +85,6 @@ class Stage:
     noop: Noop
     starts: Starts
     blob: str
-
-    def is_settled(self) -> bool:
-        """Whether every task that was accepted has ended, and the events of that are on disk."""
-        runtime = self.engine.runtime
-        return not runtime.statuses() and not any(host.has_unacknowledged() for host in runtime.hosts.values())
 
     def wait_until_projected(self, timeout_s: float = WAIT_S) -> bool:
         """Wait until the view shows all events; whether it does."""
@@ -136,7 +141,9 @@ class LogMeter:
     def records(self, topic: str) -> int:
         """How many records were appended to a topic."""
         return sum(
-            self._log.end_offset(partition) - begun for partition, begun in self._begun.items() if partition.topic == topic
+            self._log.end_offset(partition) - begun
+            for partition, begun in self._begun.items()
+            if partition.topic == topic
         )
 
     def appended_bytes(self) -> int:

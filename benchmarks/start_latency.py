@@ -69,7 +69,7 @@ def measure(options: StartLatencyOptions, folder: Path, say: Say) -> StartLatenc
     say(f"{count} tasks at {options.rate:g} a second, after {warm_up} to warm up")
     with running(folder, total, shards=options.shards) as stage:
         done = _Submissions(stage, total, warm_up)
-        asyncio.run(open_loop(total, options.rate, done.submit))
+        asyncio.run(open_loop(total, options.rate, done.submit, say))
         stage.starts.wait_for(total)
         cpu_s = time.process_time() - done.cpu_begun_s
     starts = stage.starts  # complete only now: until the engine stopped, a task might have been started again

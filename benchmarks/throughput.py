@@ -15,10 +15,10 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from benchmarks.contract import Benchmark, Figures, Options, Say
+from benchmarks.contract import Benchmark, Figures, NothingMeasured, Options, Say
 from benchmarks.load import closed_loop, wait_until
 from benchmarks.machine import written_bytes
-from benchmarks.stage import WAIT_S, LogMeter, Stage, running
+from benchmarks.stage import WAIT_S, LogMeter, Stage, is_settled, live_tasks, running
 from scheduler.ports import TaskFilter
 from schemas.limits import BULK_MAX
 from schemas.messages import Status
@@ -110,9 +110,10 @@ def _run(options: ThroughputOptions, folder: Path, count: int, submit: Submit) -
 
 
 def _settle(stage: Stage, started: int) -> float:
-    """Wait until so many were started, and all have ended; the instant of that."""
+    """Wait until so many were started, and all have ended; the instant of that. Raises NothingMeasured."""
     stage.starts.wait_for(started)
-    wait_until(stage.is_settled, WAIT_S)
+    if not wait_until(lambda: is_settled(stage.engine), WAIT_S):
+        raise NothingMeasured(f"{live_tasks(stage.engine)} tasks have not ended {WAIT_S:.0f} s after the last start")
     return time.perf_counter()
 
 

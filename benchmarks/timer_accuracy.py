@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from benchmarks.contract import Benchmark, Figures, NothingMeasured, Options, Say, quantiles
+from benchmarks.contract import Benchmark, Figures, NothingMeasured, Options, Say, Seed, quantiles
 from benchmarks.load import closed_loop
 from benchmarks.stage import WAIT_S, Stage, running
 from schemas.limits import BULK_MAX
@@ -33,10 +33,11 @@ class TimerAccuracyOptions(Options, frozen=True, kw_only=True):
     )
     waiting: Annotated[int, Meta(ge=0, le=10_000_000, description="other tasks that wait for tomorrow meanwhile")] = 0
     warm_up: Annotated[int, Meta(ge=0, le=100_000, description="timers before those that count")] = 100
+    seed: Seed = 1
 
 
 class TimerAccuracy(Figures, frozen=True, kw_only=True):
-    """Start − due, in milliseconds. `min_ms` is negative if a timer was early. `accepted_late`: after it was due."""
+    """Start minus due, in milliseconds. `min_ms` is negative if one was early. `accepted_late`: after it was due."""
 
     min_ms: float
     p50_ms: float

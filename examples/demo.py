@@ -6,7 +6,6 @@ as it must: each task in its expected status, each file written, each result rig
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sys
 import time
@@ -16,10 +15,9 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
-import structlog
 from rich.console import Console
 from rich.live import Live
 
@@ -28,6 +26,7 @@ from examples.progress import Progress, Row
 from examples.sample_app import app
 from examples.workload import Workload
 from tidewheel import Engine
+from tidewheel.logs import configure_logs
 
 FOLDER = Path(".demo")
 DEADLINE_S = 50.0  # for all tasks together; about 20 s are needed
@@ -43,7 +42,7 @@ def main() -> int:
     try:
         problems = _demonstrate(console)
     except KeyboardInterrupt:
-        console.print("Interrupted. What was accepted is kept, and would go on after a start on the same folder.")
+        console.print("Interrupted, and stopped in order.")
         return 130
     for problem in problems:
         console.print(f"NOT AS EXPECTED: {problem}", style="bold red", markup=False)
@@ -53,11 +52,15 @@ def main() -> int:
 
 
 def _demonstrate(console: Console) -> list[str]:
-    shutil.rmtree(FOLDER, ignore_errors=True)
+    if FOLDER.exists():
+        shutil.rmtree(FOLDER)
     files = Files(FOLDER / "files")
     files.make(Random(7))
-    _log_to(FOLDER / "demo.log")
-    with busy_service() as service, app.embedded(FOLDER / "data", port=0, app="examples.sample_app:app") as engine:
+    with (
+        (FOLDER / "demo.log").open("w", encoding="utf-8") as log,
+        busy_service() as service,
+        _engine(log) as engine,
+    ):
         console.print(f"The scheduler runs and keeps its state in {FOLDER}/data. Its API: {engine.address}/docs")
         try:
             with httpx.Client(base_url=engine.address, timeout=10) as client:
@@ -67,10 +70,9 @@ def _demonstrate(console: Console) -> list[str]:
             raise
 
 
-def _log_to(path: Path) -> None:
-    file = path.open("w", encoding="utf-8", buffering=1)
-    structlog.configure(logger_factory=structlog.WriteLoggerFactory(file))
-    logging.basicConfig(stream=file, level=logging.WARNING)
+def _engine(log: TextIO) -> Engine:
+    configure_logs("info", is_json=False, stream=log)
+    return app.embedded(FOLDER / "data", port=0, app="examples.sample_app:app")
 
 
 def _run(console: Console, engine: Engine, client: httpx.Client, workload: Workload) -> list[str]:
@@ -93,10 +95,11 @@ def _follow(console: Console, engine: Engine, progress: Progress, pushing: Futur
     with _display(console, progress) as show:
         while not engine.wait(LOOK_S):
             is_pushed = pushing.done()
+            if is_pushed and (error := pushing.exception()) is not None:
+                return [f"not all could be submitted: {type(error).__name__}: {error}"]
             progress.look()
             show()
             if is_pushed and not progress.open:
-                pushing.result()
                 return []
             if progress.elapsed_s > DEADLINE_S:
                 return [f"{row.task_type} {row.task_id} is still {row.status}" for row in progress.open[:10]]
@@ -128,9 +131,9 @@ def _summary(console: Console, client: httpx.Client, progress: Progress) -> None
         console.print(progress.table())
     lines = [f"{len(rows):,} tasks came to their end. The slowest attempts:", *_slowest(rows)]
     lines += ["", "In the dead-letter queue, until somebody sends them back or discards them:", *_dead_letters(client)]
-    longest = max((row for row in rows if row.status == "SUCCEEDED"), key=lambda row: row.attempts, default=None)
-    if longest is not None:
-        lines += ["", f"The life of {longest.task_id} ({longest.task_type}):", *_life(client, longest.task_id)]
+    fetched = [row for row in rows if row.task_type == "fetch_price" and row.status == "SUCCEEDED"]
+    for row in sorted(fetched, key=lambda row: row.attempts)[-1:]:
+        lines += ["", f"The life of {row.task_id} ({row.task_type}):", *_life(client, row.task_id)]
     console.print("\n".join(lines), markup=False)
 
 

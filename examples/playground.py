@@ -20,7 +20,7 @@ DOCUMENTS, PICTURES, BROKEN_PICTURES, ORDERS, HOPELESS_ORDERS, UPLOADS = 600, 80
 PRICES, PRICES_DOWN = 400, 3  # of the prices, the first ones are never there
 PAGES, PAGE_SIZE = 12, 25  # of each catalogue
 
-_WORDS = "tide wheel shard event epoch offset lease report attempt queue worker record".split()
+_WORDS = ("tide", "wheel", "shard", "event", "epoch", "offset", "lease", "report", "attempt", "queue", "worker")
 
 
 class Files:
@@ -89,6 +89,7 @@ class _Service(ThreadingHTTPServer):
 
 class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one piece: in two, the second waits 40 ms for the client's acknowledgement
     server: _Service
 
     def do_GET(self) -> None:

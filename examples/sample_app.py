@@ -31,7 +31,7 @@ from pathlib import Path
 import httpx
 from PIL import Image, UnidentifiedImageError
 
-from tidewheel import App, Context, PermanentError, Retry, Snooze
+from tidewheel import App, PermanentError, Retry, Snooze, current_context
 
 FILES_MAX = 5_000  # of one scan, which submits them all at once
 
@@ -58,11 +58,10 @@ def hash_file(path: Path) -> FileHash:
 
 
 @app.task(name="scan")
-async def scan(folder: Path, context: Context) -> int:
-    """Submit a task for each file in a folder. Should this run twice, the keys see to it that each is hashed once."""
+async def scan(folder: Path) -> int:
+    """Submit a task for each file in a folder. A coroutine runs on the worker's event loop."""
     paths = await asyncio.to_thread(_files_in, folder)
-    keyed = (hash_file.options(idempotency_key=f"{context.task_id} {path.relative_to(folder)}") for path in paths)
-    await asyncio.gather(*(submission.asubmit(path) for submission, path in zip(keyed, paths, strict=True)))
+    await asyncio.gather(*map(_submit_hash, paths))
     return len(paths)
 
 
@@ -117,13 +116,14 @@ def import_orders(path: Path) -> ImportReport:
 
 @app.task(name="fetch_price", queue="web", retry=Retry(4, delay=0.3, cap=2))
 def fetch_price(url: str) -> float:
-    """Ask for a price. A busy service (5xx, 429) is asked again, at the earliest when it says so; 404 fails for good."""
+    """Ask for a price. A busy service (5xx, 429) is asked again, when it says if it does; 404 fails for good."""
     return float(web.get(url).raise_for_status().json()["price"])
 
 
 @app.task(name="import_catalog", queue="web", retry=Retry(8, delay=0.3, backoff="fixed"))
-def import_catalog(url: str, context: Context) -> int:
+def import_catalog(url: str) -> int:
     """Count the products of a service page by page. A later attempt goes on where the last one stopped."""
+    context = current_context()
     page, products = context.last_checkpoint or (1, 0)
     while page is not None:
         answer = web.get(url, params={"page": page}).raise_for_status().json()
@@ -136,9 +136,9 @@ def import_catalog(url: str, context: Context) -> int:
 
 
 @app.task(name="remind", priority="high")
-def remind(outbox: Path, text: str, context: Context) -> Path:
+def remind(outbox: Path, text: str) -> Path:
     """Write a note. Submit it with `delay=` or `at=`; its name is the task's, so that two runs make one note."""
-    note = outbox / f"{context.task_id}.txt"
+    note = outbox / f"{current_context().task_id}.txt"
     _write(note, text.encode())
     return note
 
@@ -152,15 +152,20 @@ def await_upload(path: Path) -> int:
 
 
 @app.task(name="watch")
-async def watch(folder: Path, context: Context) -> None:
+async def watch(folder: Path) -> None:
     """Submit a task for each file that appears in a folder. Has no end: it is stopped by cancelling it."""
     while True:
         for path in await asyncio.to_thread(_files_in, folder):
-            await hash_file.options(idempotency_key=f"{context.task_id} {path.name}").asubmit(path)
+            await _submit_hash(path)
         await asyncio.sleep(1)
 
 
 # --- what they share --------------------------------------------------------------------------------------------------
+
+
+async def _submit_hash(path: Path) -> None:
+    """Submit a task for a file; once, however often the running task asks: under the same key it is the same task."""
+    await hash_file.options(idempotency_key=f"{current_context().task_id} {path}").asubmit(path)
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,10 +145,8 @@ class Workload:
 
 
 def _spread(begin_s: float, end_s: float, do: Callable[[Any], object], arguments: Sequence[Any]) -> list[Step]:
-    gap = (end_s - begin_s) / len(arguments)
-    return [
-        Step(begin_s + place * gap, lambda argument=argument: do(argument)) for place, argument in enumerate(arguments)
-    ]
+    gap_s = (end_s - begin_s) / len(arguments)
+    return [Step(begin_s + place * gap_s, partial(do, argument)) for place, argument in enumerate(arguments)]
 
 
 def _cancelled(submit_s: float, cancel_s: float, submit: Callable[[], TaskHandle[Any]]) -> list[Step]:
@@ -156,4 +155,6 @@ def _cancelled(submit_s: float, cancel_s: float, submit: Callable[[], TaskHandle
 
 
 def _upload(path: Path) -> None:
-    path.write_bytes(b"uploaded " * 1_000)
+    unfinished = path.parent.with_name(path.name)  # beside the folder that is watched: it appears there whole
+    unfinished.write_bytes(b"uploaded " * 1_000)
+    unfinished.rename(path)

@@ -348,6 +348,7 @@ class LocalMember:
         self._cursors = _Cursors(broker, connection)
         self._is_closed = False
         self._revoked: set[TopicPartition] = set()  # not yet noticed by the thread that takes
+        self._unseen: set[TopicPartition] = set()  # taken away since `assigned` was asked last
         self.topics = frozenset(topics)
         self.owned: frozenset[TopicPartition] = frozenset()
 
@@ -355,12 +356,23 @@ class LocalMember:
         """The group gives this member other partitions; from any thread, the broker's lock is held."""
         if owned != self.owned:
             self._revoked |= self.owned - owned
+            self._unseen |= self.owned - owned
             self.owned = owned
             self._connection.notify()
 
     def assigned(self) -> frozenset[TopicPartition]:
-        """What belongs to this member now; a new partition is silent until `seek` or `resume`."""
-        return self.owned
+        """What belongs to this member now; a new partition is silent until `seek` or `resume`.
+
+        One that was taken away and given back since the last call is missing once, so that its owner begins it anew.
+        """
+        if not self._unseen:
+            return self.owned
+        with self._broker.lock:
+            given_back = self._unseen & self.owned
+            self._unseen.clear()
+            if given_back:
+                self._connection.notify()
+            return self.owned - given_back
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Begin an assigned partition at `offset`; nothing happens if it was taken away meanwhile."""
@@ -371,7 +383,11 @@ class LocalMember:
 
     def resume(self, partition: TopicPartition) -> None:
         """Begin an assigned partition where the group committed last, or at its oldest record."""
-        self.seek(partition, self._group.committed.get(partition, 0))
+        self.seek(partition, self.position(partition))
+
+    def position(self, partition: TopicPartition) -> int:
+        """Where the group committed last; 0 before that."""
+        return self._group.committed.get(partition, 0)
 
     def take(self, limit: int) -> Sequence[Record]:
         """Up to `limit` records of begun partitions."""

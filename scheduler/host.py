@@ -117,6 +117,7 @@ class ShardHost:
         self._checkpointed_positions: dict[str, int] = {}
         self._read_positions: dict[str, int] = {}
         self._resume_from: dict[str, int] | None = None
+        self._step_at = 0
 
     # --- loading -------------------------------------------------------------------------------------------------
 
@@ -266,16 +267,23 @@ class ShardHost:
         """Whether the memory is ahead of what is known to be in the log."""
         return bool(self._sent or self._unsent)
 
-    def step(self, inputs: Sequence[Record], is_drained: bool, now: int) -> None:
-        """Release what was acknowledged, decide inputs and timers, append, dispatch, maybe checkpoint."""
+    def is_due(self, now: int) -> bool:
+        """Whether `step` has something to do even without inputs."""
+        has_news = (self._sent and self._sent[0].result is not None) or self._checkpoint_results
+        return bool(has_news) or now >= self._step_at
+
+    def step(self, inputs: Sequence[Record], drained_at: int, now: int) -> None:
+        """Release what was acknowledged, decide inputs and timers, append, dispatch, maybe checkpoint.
+
+        `drained_at` is when all inputs that were there had been given to `step`.
+        """
         self._now = now
         is_blocked = bool(self._outbox)
         self._absorb_checkpoints()
         self._absorb_acks()
         if self.phase is not Phase.ACTIVE:
             return
-        if is_drained:
-            self.shard.drained_at = now
+        self.shard.drained_at = drained_at
         if self.is_accepting():
             self._append(self._decide(inputs, now), now)
         self._send_unsent()

@@ -40,7 +40,7 @@ class SchedulerRuntime:
         self._shards = log.partitions(TASK_REQUESTS)
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}
-        self._wait_until = 0
+        self._drained_at = 0  # when all inputs that were there had been taken
         self.last_step_at = 0
 
     @property
@@ -66,14 +66,14 @@ class SchedulerRuntime:
         self._log.poll(timeout_s)
         now = self._clock.now_us()
         self._follow_assignment()
-        inputs, is_drained = self._receive()
+        inputs = self._receive(now)
         for shard, host in self._hosts.items():
             if host.phase is Phase.LOADING:
                 self._load(host, now)
-            elif host.phase is Phase.ACTIVE:
-                host.step(inputs.get(shard, ()), is_drained, now)
-            else:
+            elif host.phase is Phase.SUPERSEDED:
                 host.maybe_return(now)
+            elif shard in inputs or host.is_due(now):
+                host.step(inputs.get(shard, ()), self._drained_at, now)
         self.last_step_at = now
 
     def _wait_s(self) -> float:
@@ -95,14 +95,16 @@ class SchedulerRuntime:
                 shard, self._log, self._states, self._codec, self._settings, Random(self._rng.getrandbits(64))
             )
 
-    def _receive(self) -> tuple[dict[int, list[Record]], bool]:
+    def _receive(self, now: int) -> dict[int, list[Record]]:
         if not all(host.is_accepting() for host in self._hosts.values() if host.phase is Phase.ACTIVE):
-            return {}, False  # a slow log: what is taken must be decided, so nothing is taken
+            return {}  # a slow log: what is taken must be decided, so nothing is taken
         records = self._member.take(TAKE_MAX)
         inputs: dict[int, list[Record]] = {}
         for record in records:
             inputs.setdefault(record.partition, []).append(record)
-        return inputs, len(records) < TAKE_MAX
+        if len(records) < TAKE_MAX:
+            self._drained_at = now
+        return inputs
 
     def _load(self, host: ShardHost, now: int) -> None:
         try:

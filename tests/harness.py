@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import httpx
-import msgspec
 
 from infra.sqlite import SqliteLogStorage
 from infra.topics import embedded_catalog
@@ -29,7 +29,6 @@ from schemas.messages import (
     Event,
     Report,
     ShardOpened,
-    Status,
     Task,
     TaskRedriven,
     TaskStarted,
@@ -61,7 +60,7 @@ def eventually(fact: Callable[[], T], what: object = "it", within_s: float = WAI
 
 
 @contextlib.contextmanager
-def running(app: App | None, data: Path | None = None, **settings: Any) -> Iterator[Engine]:
+def running(app: App | None, data: Path | None = None, /, **settings: Any) -> Iterator[Engine]:
     """An engine with a worker of `app`, in memory or in a folder; at the end nothing is waited for."""
     engine = (app or App()).embedded(data, shards=SHARDS, **settings)
     engine.start()
@@ -75,8 +74,6 @@ def running(app: App | None, data: Path | None = None, **settings: Any) -> Itera
 @contextlib.contextmanager
 def another_worker(engine: Engine, app: App, worker_id: str, **settings: Any) -> Iterator[WorkerRuntime]:
     """One more worker on the log of an engine."""
-    import threading
-
     queues = tuple(sorted({handler.queue for handler in app.registry}))
     wanted = WorkerSettings(worker_id=worker_id, queues=queues, **settings)
     worker = WorkerRuntime(engine.broker.connect(), _codec, app.registry, engine.clock, wanted, SHARDS)
@@ -91,16 +88,11 @@ def another_worker(engine: Engine, app: App, worker_id: str, **settings: Any) ->
         assert not thread.is_alive(), f"worker {worker_id} did not end"
 
 
-def report(engine: Engine, *reports: Report) -> None:
-    """Say by hand what a worker says."""
-    entries = [
-        Entry(TASK_REPORTS, shard_of(getattr(one, "task_id", ""), SHARDS), None, _codec.encode(one)) for one in reports
-    ]
+def report(engine: Engine, task_id: str, *reports: Report) -> None:
+    """Say by hand to the shard of a task what workers say."""
     log = engine.broker.connect()
-    try:
-        log.append(entries)
-    finally:
-        log.close()
+    log.append([Entry(TASK_REPORTS, shard_of(task_id, SHARDS), None, _codec.encode(one)) for one in reports])
+    log.close()
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -149,15 +141,12 @@ class Api:
 # --- in a process of its own ------------------------------------------------------------------------------------------
 
 
-class Served:
-    """A scheduler with its API and a worker in a process over a folder; it can be killed, and started again."""
+class Child:
+    """A process that says in its first line, in JSON, that it is ready; it can be killed, and started again."""
 
-    def __init__(self, data: Path, app: str, **settings: Any) -> None:
-        """`app` is module:attribute; the settings are those of the engine, as JSON."""
-        self._data = data
-        self._settings = {"data": str(data), "app": app, "shards": SHARDS, "port": 0, **settings}
+    def __init__(self, command: list[str], stderr: Path) -> None:
+        self._command, self._stderr = command, stderr
         self._process: subprocess.Popen[bytes] | None = None
-        self._api: Api | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -167,54 +156,97 @@ class Served:
         self.kill()
 
     @property
-    def api(self) -> Api:
-        """The REST surface of the running process."""
-        assert self._api is not None, "it is not running"
-        return self._api
-
-    @property
     def process(self) -> subprocess.Popen[bytes]:
         """The process, running or ended."""
         assert self._process is not None, "it was not started"
         return self._process
 
-    def start(self) -> Api:
+    def start(self) -> None:
         """Start it, wait until it is ready."""
-        self._data.mkdir(parents=True, exist_ok=True)
-        with open(self._data / "stderr.txt", "ab") as errors:
-            command = [sys.executable, "-m", "tests.serving", json.dumps(self._settings)]
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
-        assert self._process.stdout is not None
-        assert select.select([self._process.stdout], [], [], WAIT_S)[0], self.errors()
-        line = self._process.stdout.readline()
-        assert line, self.errors()
-        self._api = Api(json.loads(line)["address"])
-        return self._api
+        self._stderr.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._stderr, "ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self._command], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            )
+        try:
+            self._on_ready(json.loads(self._first_line()))
+        except BaseException:
+            self.kill()
+            raise
+
+    def _first_line(self) -> bytes:
+        assert self.process.stdout is not None
+        is_there = select.select([self.process.stdout], [], [], WAIT_S)[0]
+        line = self.process.stdout.readline() if is_there else b""
+        assert line, f"it did not start: {self.errors()}"
+        return line
+
+    def _on_ready(self, facts: dict[str, Any]) -> None: ...
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL; no code of it runs any more. Nothing happens if it has ended."""
+        """SIGKILL to it and all that it started; no code of it runs any more. Nothing happens if it has ended."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self.ended()
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.process.terminate()
 
     def ended(self) -> int:
         """Wait for its end; its exit status."""
         status = self.process.wait(WAIT_S)
         if self.process.stdout is not None:
             self.process.stdout.close()
-        if self._api is not None:
-            self._api.client.close()
-            self._api = None
         return status
 
     def errors(self) -> str:
         """What it wrote to stderr."""
-        return (self._data / "stderr.txt").read_text("utf-8", "replace")
+        return self._stderr.read_text("utf-8", "replace")
+
+    def handles(self, number: signal.Signals) -> bool:
+        """Whether it has a handler of its own for a signal: process 1 of a container is not sent any other."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text("ascii")
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+class Served(Child):
+    """A scheduler with its API, and a worker unless it is told otherwise, over a folder."""
+
+    def __init__(self, data: Path, app: str, **settings: Any) -> None:
+        """`app` is module:attribute; the settings are those of the engine, as JSON."""
+        given = {"data": str(data), "app": app, "shards": SHARDS, "port": 0, **settings}
+        super().__init__(["tests.serving", json.dumps(given)], data / "stderr.txt")
+        self._api: Api | None = None
+
+    @property
+    def api(self) -> Api:
+        """The REST surface of the running process."""
+        assert self._api is not None, "it is not running"
+        return self._api
+
+    def _on_ready(self, facts: dict[str, Any]) -> None:
+        self._api = Api(facts["address"])
+
+    def ended(self) -> int:
+        """Wait for its end; its exit status."""
+        if self._api is not None:
+            self._api.client.close()
+        return super().ended()
+
+
+class Working(Child):
+    """A worker in a process of its own, as `tidewheel worker` runs it."""
+
+    def __init__(self, data: Path, app: str, *, slots: int = 100, grace: str = "30s") -> None:
+        options = ["--data", str(data), "--slots", str(slots), "--grace", grace, "--json"]
+        super().__init__(["tidewheel", "worker", app, *options], data / f"stderr-{id(self)}.txt")
+        self.worker_id = ""
+
+    def _on_ready(self, facts: dict[str, Any]) -> None:
+        self.worker_id = str(facts["worker_id"])
 
 
 def note(journal: str | Path, text: str) -> None:
@@ -330,6 +362,3 @@ def live_in(engine: Engine) -> dict[str, Task]:
 def is_ended(task: Task | None) -> bool:
     """Whether a task is known to have ended."""
     return task is not None and task.status in TERMINAL
-
-
-__all__ = ["Status", "msgspec"]

@@ -1,45 +1,35 @@
 """An engine in a process of its own: `python -m tests.serving '{"data": …, "app": "module:app"}'` (see harness.Served).
 
-It says its address in one line and ends in order at SIGTERM, at once at the second one.
+As `tidewheel dev` runs it, but with all settings; it says its address in one line.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from scheduler.core.shard import ShardSettings
 from tidewheel import Engine, EngineSettings
+from tidewheel.loading import load_app
+from tidewheel.logs import configure_logs
+from tidewheel.serving import leave, serve
 
 
-def engine_of(settings: dict[str, Any]) -> Engine:
-    """The engine that the settings describe, not started."""
-    module, _, attribute = settings["app"].partition(":")
-    app = getattr(importlib.import_module(module), attribute)
-    shard = ShardSettings(**settings.pop("shard", {}))
-    return Engine(app, EngineSettings(**{**settings, "data": Path(settings["data"]), "shard": shard}))
-
-
-def main(settings: dict[str, Any]) -> None:
+def main(given: dict[str, Any]) -> None:
     """Serve until told to stop."""
-    engine = engine_of(settings)
-    stop = threading.Event()
+    shard = ShardSettings(**given.pop("shard", {}))
+    settings = EngineSettings(**{**given, "data": Path(given["data"]), "shard": shard})
+    configure_logs("info", is_json=False)
+    serve(load_app(given["app"]), settings, announce)
+    leave(0)
 
-    def on_signal(number: int, frame: object) -> None:
-        if stop.is_set():
-            engine.hurry()
-        stop.set()
 
-    signal.signal(signal.SIGTERM, on_signal)
-    with engine:
-        sys.stdout.write(json.dumps({"address": engine.address}) + "\n")
-        sys.stdout.flush()
-        stop.wait()
+def announce(engine: Engine) -> None:
+    """Say where it is."""
+    sys.stdout.write(json.dumps({"address": engine.address}) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Stage:
                 self.codec,
                 registry,
                 clock or ManualClock(),
-                WorkerSettings(worker_id=worker_id, **settings),
+                WorkerSettings(**{"worker_id": worker_id, "linger_ms": 0} | settings),
                 SHARDS,
             ),
             log,

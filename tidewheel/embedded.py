@@ -6,9 +6,11 @@ of them dies, the engine says why and stops.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,13 +23,15 @@ import structlog
 import uvicorn
 
 from infra.local import LocalBroker, LocalLog
-from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView
+from infra.remote import SOCKET_NAME, Facts, LogServer
+from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView, Unusable, put_aside
 from infra.topics import embedded_catalog
 from scheduler.api.health import Health, PartHealth
 from scheduler.api.rest import create_api
 from scheduler.core.shard import ShardSettings
 from scheduler.gateway import Gateway
 from scheduler.host import Phase, RuntimeSettings
+from scheduler.ports import TopicPartition
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.service import ServiceSettings, TaskService
@@ -35,6 +39,7 @@ from schemas import registry as schema_registry
 from schemas.codec import Codec
 from schemas.errors import Fatal
 from schemas.messages import EndedTask, Task
+from schemas.topics import TASK_EVENTS
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
 from tidewheel.metrics import engine_metrics
@@ -50,6 +55,7 @@ START_S = 300.0  # how long a start may take: reading the checkpoints and the ev
 # Objects made before the collector looks for cycles. Tasks are many and long-lived, and none of ours form cycles: with
 # the default of 700 a tenth of the time went into looking at them again and again.
 GC_THRESHOLD = 50_000
+SWITCH_S = 0.0005  # between threads; with the default of 5 ms a commit that is done waits for whoever computes
 JOIN_S = 15.0  # how long one part may take to stop
 
 _log = structlog.get_logger(__name__)
@@ -81,6 +87,8 @@ class Engine:
         self._failed = threading.Event()
         self._worker: WorkerRuntime | None = None
         self._server: uvicorn.Server | None = None
+        self._log_server: LogServer | None = None
+        self._files = contextlib.ExitStack()
         self._is_open = False
 
     def __enter__(self) -> Engine:
@@ -95,16 +103,20 @@ class Engine:
     def start(self) -> None:
         """Open the files, load the shards, begin to work. Raises Fatal if that can't be done; then nothing is left."""
         gc.set_threshold(GC_THRESHOLD, 20, 50)
+        sys.setswitchinterval(SWITCH_S)
         try:
             self._open()
             self._run("scheduler", self._run_scheduler)
             self._run("projector", lambda: self.projector.run(self._stopping))
             self.gateway.start()
             self._wait_until("the shards are loaded", self._is_loaded)
+            self._wait_until("the view has caught up", self._has_caught_up)
             if self.settings.port is not None:
                 self._start_api(self.settings.port)
             if self._app is not None and self.settings.has_worker and len(self._app.registry):
                 self._start_worker(self._app)
+            if self.settings.data is not None:
+                self._start_log_server(self.settings.data / SOCKET_NAME)
         except BaseException:
             self.stop()
             raise
@@ -123,6 +135,8 @@ class Engine:
                 self._worker.stop()
         for thread in [thread for thread in self._threads if thread.name in ("worker", "api")]:
             thread.join(self.settings.grace_s + JOIN_S)
+        if self._log_server is not None:
+            self._log_server.stop()
         self._stopping.set()
         if self._is_open:
             self.service.close()
@@ -134,7 +148,8 @@ class Engine:
             if thread.is_alive():
                 _log.error("a part did not stop", part=thread.name)
         self._threads.clear()
-        self._close()
+        self._is_open = False
+        self._files.close()
 
     def hurry(self) -> None:
         """Shorten the worker's grace to nothing (a second signal)."""
@@ -156,12 +171,18 @@ class Engine:
         settings, codec = self.settings, Codec.builtin()
         clock, rng = SteadyClock(), Random()  # seeded by the system; a call of it for each id would cost 50 us
         self.clock = clock
+        opened = self._files.callback
         self._storage = SqliteLogStorage(self._place("log.db"))
+        opened(self._storage.close)
         self.broker = LocalBroker(self._storage, embedded_catalog(settings.shards))
+        opened(self.broker.close)
         self._states = SqliteStateStore(self._place("state.db"))
-        self.view = SqliteView(self._place("view.db"))
-        self._is_open = True
+        opened(self._states.close)
+        self.view = self._open_view()
+        opened(self.view.close)
         self._logs: list[LocalLog] = [self.broker.connect(commits=True), self.broker.connect()]
+        events = [TopicPartition(TASK_EVENTS, shard) for shard in range(settings.shards)]
+        self._found_events = [self._logs[1].end_offset(partition) for partition in events]
         owner = RuntimeSettings(owner=_process_name(rng), shard=settings.shard)
         self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
         self.projector = Projector(self._logs[1], self.view, codec, settings.shards)
@@ -177,6 +198,16 @@ class Engine:
         )
         self.metrics = engine_metrics(self)
         self._codec, self._rng = codec, rng
+        self._is_open = True
+
+    def _open_view(self) -> SqliteView:
+        """The view; in place of a file that is of no use an empty one, which is filled from the events."""
+        place = self._place("view.db")
+        try:
+            return SqliteView(place)
+        except Unusable as error:
+            _log.warning("the view is made again", reason=str(error), kept_as=str(put_aside(Path(place))))
+            return SqliteView(place)
 
     def _place(self, name: str) -> str | Path:
         data = self.settings.data
@@ -187,13 +218,6 @@ class Engine:
         except OSError as error:
             raise Fatal(f"the data folder {data} cannot be made: {error}") from error
         return data / name
-
-    def _close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            self.broker.close()
-            self._states.close()
-            self.view.close()
 
     def _run_scheduler(self) -> None:
         self.runtime.run(self._stopping)
@@ -229,6 +253,17 @@ class Engine:
         self._run("api", lambda: server.run(sockets=[listener]))
         self._wait_until("the API answers", lambda: server.started)
 
+    def _start_log_server(self, path: Path) -> None:
+        from tidewheel import __version__
+
+        server = LogServer(self.broker, path, Facts(shards=self.settings.shards, version=__version__))
+        try:
+            server.start()
+        except Fatal as error:  # not every folder can hold a socket; the engine itself does not need one
+            _log.warning("workers in other processes cannot join", reason=str(error))
+        else:
+            self._log_server = server
+
     def _run(self, part: str, run: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
@@ -255,6 +290,10 @@ class Engine:
     def _is_loaded(self) -> bool:
         hosts = list(self.runtime.hosts.values())
         return len(hosts) == self.settings.shards and all(host.phase is Phase.ACTIVE for host in hosts)
+
+    def _has_caught_up(self) -> bool:
+        # What ended long ago only the view knows: without it its id would be unknown, and free for another task.
+        return all(self.projector.applied(shard) >= end for shard, end in enumerate(self._found_events))
 
     # --- health ---------------------------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ import msgspec
 
 from scheduler.instants import INSTANT_RULE, format_instant, instant_of
 from scheduler.ports import TaskFilter
-from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid
+from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid, not_found
 from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
 from scheduler.task_view import TaskView
-from schemas.ids import uuid7
+from schemas.ids import is_name, uuid7
 from schemas.limits import BULK_MAX
 from schemas.messages import Status
 from tidewheel.settings import ClientSettings
@@ -275,7 +275,9 @@ def _instant(field: str, when: datetime) -> str:
 
 
 def _path(task_id: str, collection: str = "tasks") -> str:
-    return f"/api/v1/{collection}/{httpx.URL('').copy_with(path='/' + task_id).raw_path.decode()[1:]}"
+    if not is_name(task_id):
+        raise not_found(task_id)  # no task can be called so, and what is asked for could be another path
+    return f"/api/v1/{collection}/{task_id}"
 
 
 def _page(params: dict[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:

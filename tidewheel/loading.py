@@ -12,11 +12,12 @@ from tidewheel.app import App
 
 
 class AppNotLoaded(Exception):
-    """The application can't be had; the message says why, `hint` what to do."""
+    """The application can't be had; the message says why, `hint` what to do. `is_misnamed`: it's not module:app."""
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str | None = None, *, is_misnamed: bool = False) -> None:
         super().__init__(message)
         self.hint = hint
+        self.is_misnamed = is_misnamed
 
 
 def add_folder_to_path(folder: Path) -> None:
@@ -33,14 +34,15 @@ def load_app(name: str) -> App:
     """The App that `module:attribute` names. Raises AppNotLoaded."""
     module_name, separator, attribute = name.partition(":")
     if not (module_name and separator and attribute):
-        raise AppNotLoaded(f"{name!r} is no application: module:app is needed", f"perhaps {_guessed(name)}")
+        hint = f"perhaps {_guessed(name)}"
+        raise AppNotLoaded(f"{name!r} is no application: module:app is needed", hint, is_misnamed=True)
     found = _module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise AppNotLoaded(f"{module_name} has no {attribute!r}", _apps_in(module_name))
         found = getattr(found, part)
     if not isinstance(found, App):
-        raise AppNotLoaded(f"{name} is a {type(found).__name__}, not a tidewheel.App", _apps_in(module_name))
+        raise AppNotLoaded(f"{name} is of type {type(found).__name__}, not a tidewheel.App", _apps_in(module_name))
     return found
 
 
@@ -49,7 +51,9 @@ def _module(name: str) -> object:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            where = f"modules are looked for in {Path.cwd()} first; run from the folder that holds {name.partition('.')[0]}"
+            where = (
+                f"modules are looked for in {Path.cwd()} first; run from the folder that holds {name.partition('.')[0]}"
+            )
             raise AppNotLoaded(f"there is no module {error.name!r}", where) from error
         raise AppNotLoaded(_told(name, error), "install it into the environment that tidewheel runs in") from error
     except (Exception, SystemExit) as error:  # a module may raise anything while it is imported

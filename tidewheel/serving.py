@@ -1,4 +1,4 @@
-"""What `tidewheel dev` and `tidewheel worker` run, from start to ordered end. The only wiring beside the engine's own."""
+"""What `tidewheel dev` and `tidewheel worker` run, from start to ordered end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import structlog
 
-from infra.remote import SOCKET_NAME, RemoteLog
 from schemas.codec import Codec
 from tidewheel.app import App
 from tidewheel.clock import SteadyClock
@@ -36,8 +35,26 @@ class PartDied(Exception):
     """A part of the process died; the message says why."""
 
 
+class EngineGone(Exception):
+    """No engine is there to work for, or it went away."""
+
+
 class _Interrupted(BaseException):
     """A signal came before all was up."""
+
+
+class _Stops:
+    """The handler of the signals: before all is up they end the start, after it they are events."""
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[str] = SimpleQueue()  # of all queues the one that a signal handler may fill
+        self.is_starting = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.is_starting:
+            self.is_starting = False
+            raise _Interrupted
+        self.events.put("signal")
 
 
 def serve(app: App | None, settings: EngineSettings, on_ready: Callable[[Engine], None]) -> None:
@@ -45,26 +62,25 @@ def serve(app: App | None, settings: EngineSettings, on_ready: Callable[[Engine]
 
     Raises Fatal if it can't be started, PartDied if one of its parts dies. From the main thread only.
     """
-    engine = Engine(app, settings)
-    try:
-        with _signals(_interrupt):
+    engine, stops = Engine(app, settings), _Stops()
+    with _signals(stops):
+        try:
             engine.start()
-    except _Interrupted:
-        _log.info("stopped before all was up")
-        return
-    events: SimpleQueue[str] = SimpleQueue()  # may be filled from a signal handler
-    with _signals(lambda *_: events.put("signal")):
+            stops.is_starting = False
+        except _Interrupted:
+            engine.stop(0)
+            _log.info("stopped before all was up")
+            return
         on_ready(engine)
-        _watch(lambda: engine.wait(), "failure", events)
-        is_failed = events.get() == "failure"
-        if is_failed:
-            _log.error("stopping, for a part died")
-        else:
-            _log.info("stopping: what runs may end within the grace, the rest is given back", grace_s=settings.grace_s)
-        _watch(lambda: engine.stop(0 if is_failed else None), "stopped", events)
-        _await_end(events, engine.hurry)
+        _watch(engine.wait, "failure", stops.events)
+        is_failed = stops.events.get() == "failure"
+        if not is_failed:
+            _log.info("stopping: what runs may end within the grace", grace_s=settings.grace_s)
+        _watch(lambda: engine.stop(0 if is_failed else None), "stopped", stops.events)
+        _await_end(stops.events, engine.hurry)
     if engine.failure is not None:
-        raise PartDied(f"a part of the engine died: {engine.failure or type(engine.failure).__name__}") from engine.failure
+        reason = str(engine.failure) or type(engine.failure).__name__
+        raise PartDied(f"a part of the engine died: {reason}") from engine.failure
     _log.info("stopped")
 
 
@@ -82,16 +98,19 @@ def _await_end(events: SimpleQueue[str], hurry: Callable[[], None]) -> None:
     """Every part of the end has a deadline of its own, so this ends too."""
     while (event := events.get()) != "stopped":
         if event == "signal":
-            _log.warning("hurrying: what runs is given back now")
+            _log.warning("hurrying: what runs is given back at once")
             hurry()
 
 
-def work(app: App, name: str, data: Path, slots: int, grace_s: float, on_ready: Callable[[WorkerSettings], None]) -> None:
+def work(
+    app: App, name: str, data: Path, *, slots: int, grace_s: float, on_ready: Callable[[WorkerSettings], None]
+) -> None:
     """Run a further worker of the engine that has the folder `data`, until SIGTERM or SIGINT.
 
-    Raises SchedulerGone if no engine is there or it goes away, Fatal for other reasons.
+    Raises EngineGone if no engine is there or it goes away, PartDied if processes can't be started, Fatal else.
     """
-    log = RemoteLog(data / SOCKET_NAME)
+    from infra.remote import SOCKET_NAME, RemoteLog, SchedulerGone
+
     settings = WorkerSettings(
         worker_id=_process_name(),
         queues=tuple(sorted({handler.queue for handler in app.registry})),
@@ -99,20 +118,22 @@ def work(app: App, name: str, data: Path, slots: int, grace_s: float, on_ready: 
         app=name,
         grace_ms=round(grace_s * 1000),
     )
-    worker = WorkerRuntime(log, Codec.builtin(), app.registry, SteadyClock(), settings, log.facts.shards)
-    with _signals(lambda *_: worker.stop()):
-        on_ready(settings)
-        worker.run()
+    try:
+        log = RemoteLog(data / SOCKET_NAME)
+        worker = WorkerRuntime(log, Codec.builtin(), app.registry, SteadyClock(), settings, log.facts.shards)
+        with _signals(lambda *_: worker.stop()):
+            on_ready(settings)
+            worker.run()
+    except SchedulerGone as error:
+        raise EngineGone(str(error)) from error
+    except RuntimeError as error:
+        raise PartDied(str(error)) from error
     _log.info("stopped")
 
 
 def _process_name() -> str:
     host = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname())[:64]
     return f"{host or 'host'}-{os.getpid()}-{SystemRandom().getrandbits(32):08x}"
-
-
-def _interrupt(*_: object) -> None:
-    raise _Interrupted
 
 
 @contextmanager

@@ -88,7 +88,9 @@ def plain(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    return "" if character == "\r" else f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+    return (
+        "" if character == "\r" else f"\\x{ord(character):02x}" if ord(character) < 256 else f"\\u{ord(character):04x}"
+    )
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -109,19 +111,28 @@ def span(microseconds: int) -> str:
     raise AssertionError(seconds)
 
 
+def about(microseconds: int) -> str:
+    """A duration as one speaks of it: whole seconds, at most two units."""
+    seconds = max(0, microseconds) // 1_000_000
+    return f"{seconds} s" if seconds < 60 else span(microseconds)
+
+
 def short_span(microseconds: int) -> str:
     """A duration in one unit, for a narrow column."""
     seconds = max(0, microseconds) // 1_000_000
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+    for size, unit in ((86_400, "d"), (3_600, "h")):
         if seconds >= size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
+            amount = seconds / size
+            return f"{amount:.1f}".removesuffix(".0") + f" {unit}" if amount < 10 else f"{amount:.0f} {unit}"
+    return f"{seconds // 60} min" if seconds >= 60 else f"{seconds} s"
 
 
-def relative(instant: str, now: int, show: Callable[[int], str] = span) -> str:
-    """An instant as seen from `now`: `3.2 s ago`, `in 2 h 5 min`."""
+def relative(instant: str, now: int, show: Callable[[int], str] = about) -> str:
+    """An instant as seen from `now`: `12 s ago`, `in 2 h 5 min`, `just now`."""
     distance = parse_instant(instant) - now
-    return f"in {show(distance)}" if distance > 0 else f"{show(-distance)} ago"
+    if distance > 0:
+        return f"in {show(distance)}"
+    return f"{show(-distance)} ago" if distance <= -1_000_000 else "just now"
 
 
 def local_time(instant: str) -> str:
@@ -155,6 +166,7 @@ class Card:
     task: TaskView
     now: int
     is_full: bool = False
+    options: str = ""  # that a command needs to reach the same server
 
     def __rich__(self) -> Group:
         task = self.task
@@ -164,14 +176,16 @@ class Card:
             parts += [Text(), self._attempts()]
         if task.error is not None and task.error.traceback:
             parts += [Text(), *self._traceback(task.error.traceback)]
-        if hint := next_step(task):
+        if hint := next_step(task, self.options):
             parts += [Text(), Text.assemble(("→ ", "dim"), (hint, "dim"))]
         return Group(*parts)
 
     def _headline(self) -> Text:
         task = self.task
-        headline = Text.assemble(status_text(task.status), "  ", (plain(task.task_type or "(type not known yet)"), "bold"))
-        if when := _moment(task, self.now, span):
+        headline = Text.assemble(
+            status_text(task.status), "  ", (plain(task.task_type or "(type not known yet)"), "bold")
+        )
+        if when := _moment(task, self.now, about):
             headline.append(f"  {when}", "dim")
         if task.cancel_requested_at is not None and task.status not in _ENDED:
             headline.append("  told to stop", "yellow")
@@ -239,7 +253,7 @@ class Card:
             yield "result", result or Text("null", style="dim")
         elif task.status is Status.SUCCEEDED:
             yield "result", Text("not kept any more", style="dim")
-        if task.error is not None:
+        if task.error is not None and all(attempt.error != task.error for attempt in task.attempt_history):
             yield "error", Text(error_line(task.error), style="red")
 
     def _content(self, json: bytes, base64: str | None, content_type: str | None) -> Text | None:
@@ -262,18 +276,23 @@ class Card:
         for header in ("OUTCOME", "STARTED", "TOOK"):
             table.add_column(header, no_wrap=True)
         table.add_column("WORKER, ERROR", overflow="fold")
+        said: str | None = None
         for attempt in shown:
-            table.add_row(*self._attempt(attempt))
+            error = None if attempt.error is None else error_line(attempt.error)
+            table.add_row(*self._attempt(attempt, "the same error" if error and error == said else error))
+            said = error
         if len(shown) == len(history):
             return Group(table)
-        return Group(Text(f"  {len(history) - len(shown)} earlier attempts are left out; --full shows them", "dim"), table)
+        return Group(
+            Text(f"  {len(history) - len(shown)} earlier attempts are left out; --full shows them", "dim"), table
+        )
 
-    def _attempt(self, attempt: AttemptView) -> tuple[RenderableType, ...]:
+    def _attempt(self, attempt: AttemptView, error: str | None) -> tuple[RenderableType, ...]:
         look = Look("●", "bold cyan") if attempt.outcome is None else _OUTCOME_LOOKS[attempt.outcome]
         started = "-" if attempt.started_at is None else clock_time(attempt.started_at, self.task.created_at)
         details = Text(plain(attempt.worker_id or "-"), style="dim")
-        if attempt.error is not None:
-            details.append("\n" + self._shortened(error_line(attempt.error), MESSAGE_SHOWN_MAX), "red")
+        if error is not None:
+            details.append("\n" + self._shortened(error, MESSAGE_SHOWN_MAX), "red")
         outcome = Text(f"{look.symbol} {attempt.outcome or 'running'}", look.style)
         return Text(str(attempt.attempt)), outcome, Text(started), Text(self._took(attempt)), details
 
@@ -303,15 +322,13 @@ def tries(task: TaskView) -> str:
     return f"{task.attempts}" if task.max_attempts is None else f"{task.attempts} of {task.max_attempts}"
 
 
-def next_step(task: TaskView) -> str | None:
-    """What one would do now with a task that stands so."""
-    if task.is_dead_letter:
-        return f"tidewheel dlq retry {task.task_id} runs it again; dlq discard takes it out of the queue"
+def next_step(task: TaskView, options: str = "") -> str | None:
+    """What one would do now with a task that stands so; `options` goes to the end of the command."""
     if task.status in (Status.FAILED, Status.DEAD):
-        return f"tidewheel dlq retry {task.task_id} runs it again"
+        return f"to run it again: tidewheel dlq retry {task.task_id}{options}"
     if task.status in _ENDED:
         return None
-    return f"tidewheel status {task.task_id} --wait 60 waits for its end"
+    return f"to wait: tidewheel status {task.task_id} --wait 60{options}"
 
 
 def _moment(task: TaskView, now: int, show: Callable[[int], str]) -> str:
@@ -341,10 +358,11 @@ _TYPE_WIDTH_MIN, _TYPE_WIDTH_MAX = 15, 40
 _STATUS = _Column("STATUS", 11, lambda task, _: status_text(task.status))
 _WHEN = _Column("WHEN", 12, lambda task, now: Text(_moment(task, now, short_span)))
 _TRIES = _Column("TRIES", 7, lambda task, _: Text(tries(task) if task.attempts else "", "dim"))
+_TENANT = _Column("TENANT", 12, lambda task, _: Text(plain(task.tenant_id or "")))
 _OPTIONAL = (  # as many as there is room for, in this order
     _Column("QUEUE", 14, lambda task, _: Text(plain(task.queue or ""))),
     _Column("PRIORITY", 8, lambda task, _: Text(task.priority or "")),
-    _Column("TENANT", 12, lambda task, _: Text(plain(task.tenant_id or ""))),
+    _TENANT,
 )
 _ERROR = _Column("ERROR", 40, lambda task, _: Text("" if task.error is None else _one_line(task.error), "red"))
 
@@ -364,7 +382,8 @@ class TaskTable:
         left = width - self._id_width - sum(_GAP + column.width for column in fixed)
         kind = _type_column(first_page, left - _GAP, self._is_uncut)
         left -= _GAP + kind.width
-        wanted = (_ERROR, *_OPTIONAL) if is_dead_letters else (_TRIES, *_OPTIONAL, _ERROR)
+        optional = [column for column in _OPTIONAL if column is not _TENANT or _has_tenants(first_page)]
+        wanted = (_ERROR, *optional) if is_dead_letters else (_TRIES, *optional, _ERROR)
         extra = list(_fitting(wanted, left))
         if _ERROR in extra:  # the longest one goes last, and takes what is left
             extra.remove(_ERROR)
@@ -426,6 +445,10 @@ def _fitting(columns: Iterable[_Column], room: int) -> Iterable[_Column]:
             return
         room -= column.width + _GAP
         yield column
+
+
+def _has_tenants(tasks: Sequence[TaskView]) -> bool:
+    return any(task.tenant_id not in (None, "default") for task in tasks)
 
 
 def _one_line(error: ErrorView) -> str:

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 BATCH_MAX = 1_000  # entries of one append: far below what any adapter buffers
 RETRY_US = 100_000  # pause after the log refused an append
+LINGER_COUNT = 64  # so many reports do not wait for more
 
 
 class IfLost(Enum):
@@ -39,33 +40,48 @@ class Outgoing(NamedTuple):
 class Outbox:
     """Appends entries in the order they were added. Belongs to the thread that polls the log."""
 
-    def __init__(self, log_: Log, on_lost: Callable[[object], None]) -> None:
+    def __init__(self, log_: Log, on_lost: Callable[[object], None], linger_ms: int) -> None:
         """`on_lost` is called with the subject of a lost TELL entry."""
         self._log = log_
+        self._linger_us = linger_ms * 1000
         self._on_lost = on_lost
         self._waiting: list[Outgoing] = []
         self._retry_at = 0
+        self._send_at: int | None = None  # of the oldest that waits; None: not looked at yet
+        self._is_refused = False
+        self._is_urgent = False
         self.unacknowledged = 0
         self.failure: TidewheelIOError | None = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether the log took less than it was given; then nothing new should be begun."""
-        return bool(self._waiting)
+        return self._is_refused
 
     @property
     def is_settled(self) -> bool:
         """Whether all that was added is in the log."""
         return not self._waiting and not self.unacknowledged
 
-    def add(self, outgoing: Outgoing) -> None:
-        """Send it with the next `send`."""
+    def add(self, outgoing: Outgoing, *, is_urgent: bool) -> None:
+        """Send it with the next `send`; if it is not urgent, a little later with what comes until then."""
         self._waiting.append(outgoing)
+        self._is_urgent |= is_urgent
 
-    def send(self, now: int) -> bool:
-        """Append what was added; whether nothing is left. What the log refuses now is sent again later."""
+    def send(self, now: int) -> None:
+        """Append what is due. What the log refuses now is sent again later."""
         if self.failure is not None:
             raise self.failure
+        if not self._waiting:
+            return
+        if self._send_at is None:
+            self._send_at = now + self._linger_us
+        if now < self._send_at and not self._is_urgent and len(self._waiting) < LINGER_COUNT:
+            return
+        self.flush(now)
+
+    def flush(self, now: int) -> None:
+        """Append all that waits, unless the log refused some a moment ago."""
         while self._waiting and now >= self._retry_at:
             batch = self._waiting[:BATCH_MAX]
             try:
@@ -76,11 +92,15 @@ class Outbox:
                 break
             del self._waiting[: len(batch)]
             self.unacknowledged += len(batch)
-        return not self._waiting
+        self._is_refused = bool(self._waiting)
+        if not self._waiting:
+            self._send_at, self._is_urgent = None, False
 
     def next_at(self) -> int | None:
-        """When to send again, if something is left."""
-        return self._retry_at if self._waiting else None
+        """When to send (again), if something is left."""
+        if not self._waiting:
+            return None
+        return self._retry_at if self._is_refused else self._send_at
 
     def _acknowledged(self, batch: Sequence[Outgoing], result: Sequence[int] | TidewheelIOError) -> None:
         self.unacknowledged -= len(batch)

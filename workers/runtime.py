@@ -2,10 +2,10 @@
 
 One thread, the one that calls `run`, owns the log's connection and never runs a handler. Each turn of its loop:
 
-    poll → assignments → signals → outcomes → alarms → take → begin → give back → heartbeats → append → start → commit
+    poll → assignments → signals → outcomes → alarms → take → begin → give back → heartbeats → start → append → commit
 
 A ready record is committed once the report that settles it (started, given back) is in the log. A handler is started
-as soon as its start is appended, without waiting for the acknowledgement: the shard revokes what came too late.
+without waiting for that: the shard revokes what came too late.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from schemas.errors import DecodeError, Retriable
 from schemas.messages import (
     EVERY_WORKER,
     AttemptCheckpointed,
+    AttemptReturned,
     Priority,
     ReadyTask,
     Report,
@@ -97,7 +98,7 @@ class WorkerRuntime:
         self._executors = self._make_executors()
         self._intake = Intake()
         self._attempts = Attempts()
-        self._outbox = Outbox(log_, self._on_start_lost)
+        self._outbox = Outbox(log_, self._on_start_lost, settings.linger_ms)
         self._to_start: list[Attempt] = []
         self._recent: Recent[Key, Stamp] = Recent(RECENT_COUNT)  # the newest that was begun, once it has ended
         self._void: Recent[Version, int] = Recent(VOID_COUNT)  # when that was said
@@ -155,8 +156,9 @@ class WorkerRuntime:
         self._give_back_overdue(now)
         self._advance_stop(now)
         self._maybe_heartbeat(now)
-        if self._outbox.send(now):
+        if not self._outbox.is_stuck:
             self._hand_over(now)
+        self._outbox.send(now)
         self._commit()
         self._update_stats()
 
@@ -523,7 +525,8 @@ class WorkerRuntime:
     ) -> None:
         name = message.worker_id if isinstance(message, WorkerHeartbeat) else message.task_id
         entry = Entry(TASK_REPORTS, shard, name.encode(), self._codec.encode(message))
-        self._outbox.add(Outgoing(entry, if_lost, progress, offset, subject))
+        is_urgent = isinstance(message, AttemptReturned | WorkerHeartbeat) or self._stage is not _Stage.RUNNING
+        self._outbox.add(Outgoing(entry, if_lost, progress, offset, subject), is_urgent=is_urgent)
 
     def _maybe_heartbeat(self, now: int) -> None:
         shards: set[int] = set()
@@ -608,7 +611,7 @@ class WorkerRuntime:
         deadline = now + self._settings.acknowledge_ms * 1000
         self._send_heartbeats(range(self._shards), now, is_last=True)
         while not self._outbox.is_settled and now < deadline:
-            self._outbox.send(now)
+            self._outbox.flush(now)
             self._log.poll(min(POLL_S_MAX, RETRY_PAUSE_S))
             now = self._clock.now_us()
         if not self._outbox.is_settled:

@@ -36,6 +36,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     grace_ms: int = 30_000  # from `stop` until running attempts are stopped and given back
     kill_grace_ms: int = 500  # from the order to stop until an attempt is given up or its process killed
     heartbeat_ms: int = 2_000
+    # How long a report waits for company. The start and the end of a short task then are one append, one turn of the
+    # shard and one commit; nobody waits for them but the view.
+    linger_ms: int = 2
     give_back_after_ms: int = 100  # a record that finds no slot for so long goes back to its shard
     acknowledge_ms: int = 5_000  # how long the last reports are waited for at the end
     abandoned_max: int = msgspec.field(default_factory=_threads)  # attempts that can't be ended, before it stops taking
@@ -52,7 +55,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             _check(field, getattr(self, field), 1, SLOTS_MAX)
         for field in ("heartbeat_ms", "give_back_after_ms", "acknowledge_ms"):
             _check(field, getattr(self, field), 1, DURATION_MS_MAX)
-        for field in ("grace_ms", "kill_grace_ms"):
+        for field in ("linger_ms", "grace_ms", "kill_grace_ms"):
             _check(field, getattr(self, field), 0, DURATION_MS_MAX)
         _check("abandoned_max", self.abandoned_max, 0, SLOTS_MAX)
 

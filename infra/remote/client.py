@@ -179,7 +179,7 @@ class RemoteMember:
         self._is_closed = True
         self._owned = frozenset()
         self._cursors.end_all()
-        self._link.send(wire.Leave(self._number))
+        self._link.send(wire.Leave(self._number), is_urgent=True)
         self._link.forget(self)
 
     def hear(self, told: frozenset[TopicPartition]) -> None:
@@ -187,19 +187,15 @@ class RemoteMember:
         self._lost |= self._told - told
         self._told = told
 
-    def follow(self) -> bool:
-        """Show what was told; whether that changed anything. What was lost and given back is missing for one poll."""
-        owned = self._told - self._lost
-        if self._is_closed or owned == self._owned:
-            self._lost = frozenset()
-            return False
-        for partition in self._owned - owned:
+    def follow(self) -> None:
+        """Show what was told. What was lost and given back is missing for one poll, so that it is begun anew."""
+        if self._is_closed or self._told is self._owned:
+            return
+        lost, self._lost = self._lost & self._owned, frozenset()
+        for partition in lost:
             self._cursors.end(partition)
-        self._owned = owned
-        if self._lost & self._told:
-            self._link.announce()
-        self._lost = frozenset()
-        return True
+        self._owned = self._told - lost if lost & self._told else self._told
+        self._link.announce()
 
     def _begin(self, partition: TopicPartition, offset: int | None) -> None:
         if partition in self._owned:
@@ -281,8 +277,9 @@ class RemoteLog:
         while True:
             if self._failure is None:
                 self._exchange(wait_s)
-            is_changed = any([member.follow() for member in self._members.values()])
-            if self._report_appends() or is_changed or self._has_news:
+            for member in self._members.values():
+                member.follow()
+            if self._report_appends() or self._has_news:
                 self._has_news = False
                 return
             if self._failure is not None:
@@ -313,7 +310,7 @@ class RemoteLog:
         return member
 
     def end_offset(self, partition: TopicPartition) -> int:
-        """The offset behind the last record that readers may see. Fatal: no such partition, or the scheduler is gone."""
+        """The offset behind the last record that readers may see. Fatal: no such partition, or nobody answers."""
         return self._ask(*partition)
 
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
@@ -325,12 +322,15 @@ class RemoteLog:
         if self._is_closed:
             return
         self._is_closed = True
-        for source in (*self._members.values(), *self._readers):
-            source.close()
+        for member in tuple(self._members.values()):
+            member.close()
+        for reader in tuple(self._readers):
+            reader.close()
         deadline = time.monotonic() + CLOSE_S
         with self._lock:
             while self._failure is None and self._send_some() and time.monotonic() < deadline:
-                select.select((), (self._socket,), (), max(0.0, deadline - time.monotonic()))
+                self._poller.modify(self._socket, select.POLLOUT)
+                self._poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
             self._failure = Fatal("the connection to the log is closed")
             self._appends.clear()
             self._socket.close()
@@ -350,11 +350,13 @@ class RemoteLog:
         del self._cursors[cursor.number]
         self.send(wire.End(cursor.number))
 
-    def send(self, message: wire.Command) -> None:
-        """Send with the next `poll` or append. A connection that is lost is told of by them."""
+    def send(self, message: wire.Command, *, is_urgent: bool = False) -> None:
+        """Send now or with the next `poll` or append. A connection that is lost is told of by them."""
         with self._lock:
             if self._failure is None:
                 wire.put_frame(self._out, message)
+                if is_urgent:
+                    self._send_some()
 
     def announce(self) -> None:
         """The next `poll` does not wait."""
@@ -436,6 +438,8 @@ class RemoteLog:
     def _exchange(self, wait_s: float) -> None:
         """Send and receive; wait until something can be received or sent, at most for `wait_s` and to the next ping."""
         self._maybe_ping()
+        if self._failure is not None:
+            return
         with self._lock:
             is_blocked = self._send_some()
         wait_s = max(0.0, min(wait_s, self._ping_at - time.monotonic()))
@@ -560,7 +564,8 @@ def _connect(path: Path, version: str) -> tuple[socket.socket, wire.Facts]:
 
 
 def _greet(connection: socket.socket, path: Path, version: str) -> wire.Facts:
-    wire.send_greeting(connection, wire.Hello(wire.MAGIC, wire.PROTOCOL, version))
+    with contextlib.suppress(BrokenPipeError):  # refused before it was read: the reason can be read
+        wire.send_greeting(connection, wire.Hello(wire.MAGIC, wire.PROTOCOL, version))
     try:
         welcome = wire.decode_welcome(wire.receive_greeting(connection))
     except wire.BadFrame as error:

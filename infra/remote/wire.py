@@ -86,7 +86,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message after the greeting."""
 
 
-class Append(_Message, tag=1):
+class Append(_Message, frozen=True, tag=1):
     """`Log.append`, whole or a part of it."""
 
     number: int
@@ -94,7 +94,7 @@ class Append(_Message, tag=1):
     entries: list[Entry]
 
 
-class Begin(_Message, tag=2):
+class Begin(_Message, frozen=True, tag=2):
     """Read a partition from `offset` on; with a member and without an offset, from where its group committed last."""
 
     cursor: int
@@ -104,13 +104,13 @@ class Begin(_Message, tag=2):
     offset: int | None
 
 
-class End(_Message, tag=3):
+class End(_Message, frozen=True, tag=3):
     """Stop reading."""
 
     cursor: int
 
 
-class Credit(_Message, tag=4):
+class Credit(_Message, frozen=True, tag=4):
     """So much of what was pushed for the cursor was handed out."""
 
     cursor: int
@@ -118,7 +118,7 @@ class Credit(_Message, tag=4):
     bytes: int
 
 
-class Join(_Message, tag=5):
+class Join(_Message, frozen=True, tag=5):
     """`Log.member`."""
 
     member: int
@@ -126,20 +126,20 @@ class Join(_Message, tag=5):
     topics: list[str]
 
 
-class Leave(_Message, tag=6):
+class Leave(_Message, frozen=True, tag=6):
     """`Member.close`."""
 
     member: int
 
 
-class Commit(_Message, tag=7):
+class Commit(_Message, frozen=True, tag=7):
     """`Member.commit`."""
 
     member: int
     positions: list[tuple[str, int, int]]
 
 
-class Ask(_Message, tag=8):
+class Ask(_Message, frozen=True, tag=8):
     """`Log.end_offset`, or without a partition `Log.partitions`; `Answer` answers."""
 
     question: int
@@ -147,7 +147,7 @@ class Ask(_Message, tag=8):
     partition: int | None
 
 
-class Trim(_Message, tag=9):
+class Trim(_Message, frozen=True, tag=9):
     """`Log.trim`."""
 
     topic: str
@@ -155,7 +155,7 @@ class Trim(_Message, tag=9):
     before_offset: int
 
 
-class Ping(_Message, tag=10):
+class Ping(_Message, frozen=True, tag=10):
     """Still here; `Pong` answers."""
 
 
@@ -165,13 +165,13 @@ Command: TypeAlias = Append | Begin | End | Credit | Join | Leave | Commit | Ask
 # --- from the server --------------------------------------------------------------------------------------------------
 
 
-class Acknowledged(_Message, tag=32):
+class Acknowledged(_Message, frozen=True, tag=32):
     """The offsets of appends, by number, in their order."""
 
     appends: list[tuple[int, list[int]]]
 
 
-class Refused(_Message, tag=33):
+class Refused(_Message, frozen=True, tag=33):
     """This append failed, and with it all behind it of its generation."""
 
     number: int
@@ -179,21 +179,21 @@ class Refused(_Message, tag=33):
     reason: str
 
 
-class Records(_Message, tag=34):
+class Records(_Message, frozen=True, tag=34):
     """Offset, key and value of records that follow one another in the partition of a cursor."""
 
     cursor: int
     records: list[tuple[int, bytes | None, bytes | None]]
 
 
-class Assigned(_Message, tag=35):
+class Assigned(_Message, frozen=True, tag=35):
     """What belongs to a member from now on; cursors of what is missing have ended."""
 
     member: int
     partitions: list[tuple[str, int]]
 
 
-class Answer(_Message, tag=36):
+class Answer(_Message, frozen=True, tag=36):
     """The answer to `Ask`: a number, or why there is none."""
 
     question: int
@@ -201,11 +201,11 @@ class Answer(_Message, tag=36):
     error: str | None = None
 
 
-class Pong(_Message, tag=37):
+class Pong(_Message, frozen=True, tag=37):
     """The answer to `Ping`."""
 
 
-class Goodbye(_Message, tag=38):
+class Goodbye(_Message, frozen=True, tag=38):
     """The server ends the connection. `is_final`: the client did what is not allowed, and would do it again."""
 
     reason: str

@@ -29,6 +29,10 @@ class Synchronous(StrEnum):
     NORMAL = "NORMAL"  # at checkpoints: a power failure may undo the last commits, never their order
 
 
+class Unusable(Fatal):
+    """The file itself is the trouble: damaged, of another format, or no database at all."""
+
+
 def connect(path: str | Path, synchronous: Synchronous, *, is_checkpointing: bool = True) -> Connection:
     """A connection in autocommit mode, WAL on, usable from any one thread at a time.
 
@@ -61,7 +65,9 @@ def install(connection: Connection, path: str | Path, schema: str, version: int)
         if found == 0:
             connection.executescript(f"BEGIN IMMEDIATE;\n{schema}\nPRAGMA user_version = {version};\nCOMMIT;")
         elif found != version:
-            raise Fatal(f"{path} has format {found}, this release reads format {version}: use the release that made it")
+            raise Unusable(
+                f"{path} has format {found}, this release reads format {version}: use the release that made it"
+            )
 
 
 @contextlib.contextmanager
@@ -92,7 +98,8 @@ def translate(error: sqlite3.Error, path: str | Path) -> TidewheelIOError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Retriable(f"{path} is locked by another program (a backup, a shell): let it finish ({error})")
     advice = _ADVICE.get(code, "start the process again; if it happens again, report it with this message")
-    return Fatal(f"{path}: {advice} ({error})")
+    kind = Unusable if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) else Fatal
+    return kind(f"{path}: {advice} ({error})")
 
 
 _ADVICE = {
@@ -105,6 +112,13 @@ _ADVICE = {
     sqlite3.SQLITE_NOTADB: "is no SQLite file: name another one, or put this one aside",
     sqlite3.SQLITE_NOMEM: "there is no memory left: give the process more",
 }
+
+
+def put_aside(path: Path) -> Path:
+    """Rename a database that nobody has open, in place of one that was put aside before; where it is now."""
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+    return path.replace(path.with_name(path.name + ".damaged"))
 
 
 def values(rows: int, columns: int) -> str:

@@ -34,7 +34,7 @@ def ended(call: Caller, surface: Surface, end: Callable[[str], Any], **fields: A
     accepted = submit(call, **fields)
     end(accepted["task_id"])
     surface.until(lambda: surface.runtime.live(accepted["task_id"]) is None)
-    surface.until(lambda: task(call, accepted["task_id"])["completed_at"] is not None)
+    surface.until(lambda: (row := surface.view.task(accepted["task_id"])) is not None and row.completed_at is not None)
     return accepted
 
 

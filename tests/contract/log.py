@@ -335,6 +335,28 @@ class LogContract:
         poll_until(has_all, first, second)
         assert taken == {one: one.assigned(), two: two.assigned()}
 
+    def test_a_partition_that_was_away_for_a_moment_is_begun_anew(self, world: LogWorld) -> None:
+        first, second, topic, group = world.connect(), world.connect(), world.topic(), world.group()
+        one = first.member(group, [topic])
+        begin_all(first, one, topic)
+        begun = everything = one.assigned()
+        two = second.member(group, [topic])
+        poll_until(lambda: bool(two.assigned()), second)
+        two.close()
+        append_and_wait(second, [entry for key in everything for entry in numbered(topic, key.partition, [1])])
+        found: set[TopicPartition] = set()
+
+        def has_all() -> bool:
+            nonlocal begun
+            assigned = one.assigned()
+            for partition in assigned - begun:
+                one.resume(partition)
+            begun = assigned
+            found.update(TopicPartition(record.topic, record.partition) for record in one.take(100))
+            return found == everything
+
+        poll_until(has_all, first)
+
     def test_groups_do_not_disturb_each_other(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
         append_and_wait(log, numbered(topic, 0, range(3)))

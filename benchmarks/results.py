@@ -1,0 +1,274 @@
+"""All benchmarks one after the other, each in a process of its own, and the page that shows what they found."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.contract import Say
+from benchmarks.machine import machine, versions
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = Path(__file__).with_name("RESULTS.md")
+RUN_S = 1_800.0  # for one benchmark; the longest takes a few minutes
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound on a figure: `at_most`, or `at_least`."""
+
+    figure: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def __str__(self) -> str:
+        if self.at_most is not None:
+            return "none" if self.at_most == 0 else f"≤ {_number(self.at_most)}"
+        return f"≥ {_number(self.at_least)}"
+
+    def is_met(self, value: float) -> bool:
+        """Whether it is within the bound."""
+        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run of a benchmark on the page. `peers` is a column of PEERS."""
+
+    benchmark: str
+    title: str
+    short: str
+    full: str
+    goals: Sequence[Goal]
+    shown: Sequence[str] = ()
+    peers: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: its object, or why there is none."""
+
+    case: Case
+    command: str
+    found: Mapping[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+    def missed(self) -> list[Goal]:
+        """The goals that are not met."""
+        return [goal for goal in self.case.goals if self.failure or not goal.is_met(self.found[goal.figure])]
+
+
+NONE = 0.0
+STARTS = (Goal("missing", at_most=NONE), Goal("duplicates", at_most=NONE), Goal("early", at_most=NONE))
+_START_LATENCY = (Goal("p50_ms", at_most=1.5), Goal("p99_ms", at_most=6.0), *STARTS)
+_START_SHOWN = ("max_ms", "from_intended_p99_ms", "accept_p50_ms", "accept_p99_ms", "cpu_us_per_task")
+
+CASES = (
+    Case(
+        "start_latency",
+        "From submission to start, at 50 tasks a second",
+        "--rate 50 --seconds 6",
+        "--rate 50 --seconds 60 --repeats 3",
+        _START_LATENCY,
+        _START_SHOWN,
+        "start p50 / p99 ms at 50/s",
+    ),
+    Case(
+        "start_latency",
+        "From submission to start, at 500 tasks a second",
+        "--rate 500 --seconds 6",
+        "--rate 500 --seconds 60 --repeats 3",
+        _START_LATENCY,
+        _START_SHOWN,
+        "start p50 / p99 ms at 500/s",
+    ),
+    Case(
+        "timer_accuracy",
+        "How late timers are: 200 become due in a second",
+        "--timers 600",
+        "--timers 2000 --repeats 3",
+        (Goal("p99_ms", at_most=6.0), *STARTS),
+        ("p50_ms", "max_ms", "min_ms", "accepted_late", "cpu_us_per_task"),
+        "timers p50 / p99 ms",
+    ),
+    Case(
+        "throughput",
+        "Tasks a second, from submission to success",
+        "--tasks 10000",
+        "--tasks 50000 --repeats 3",
+        (Goal("tasks_per_s", at_least=4_000.0), Goal("submit_alone_per_s", at_least=8_000.0), *STARTS),
+        (
+            "submit_per_s",
+            "visible_per_s",
+            "single_tasks_per_s",
+            "single_submit_per_s",
+            "log_bytes_per_task",
+            "disk_bytes_per_task",
+            "cpu_us_per_task",
+        ),
+        "tasks/s",
+    ),
+    Case(
+        "scheduler_loss",
+        "kill -9 under load",
+        "--rounds 3",
+        "--rounds 20",
+        (
+            Goal("lost", at_most=NONE),
+            Goal("unfinished", at_most=NONE),
+            Goal("decided_twice", at_most=NONE),
+            Goal("early", at_most=NONE),
+        ),
+        ("restart_s_p50", "restart_s_max", "load_s_max", "count", "duplicate_starts", "posted_again"),
+    ),
+    Case(
+        "waiting",
+        "Tasks of 1 KiB that wait for days",
+        "--tasks 20000 --restarts 1",
+        "--tasks 100000",
+        (
+            Goal("scheduler_rss_mb", at_most=400.0),
+            Goal("restart_s_max", at_most=10.0),
+            Goal("missing", at_most=NONE),
+            Goal("early", at_most=NONE),
+        ),
+        ("submit_per_s", "scheduler_rss_mb_max", "restart_rss_mb", "load_s", "bytes_per_task", "rewrites_per_task"),
+    ),
+    *(
+        Case(
+            "api",
+            f"REST: {route}",
+            f"--route {route} --seconds 3",
+            f"--route {route} --seconds 20 --repeats 3",
+            (Goal("errors", at_most=NONE), Goal("missing", at_most=NONE), Goal("duplicates", at_most=NONE)),
+            ("per_s", "p50_ms", "p99_ms", "rate_per_s", "cpu_us_per_task", "client_cpu_us_per_call"),
+        )
+        for route in ("submit", "bulk", "get")
+    ),
+    Case(
+        "projection",
+        "How far the view lags, at 500 tasks a second",
+        "--seconds 4",
+        "--seconds 30 --repeats 3",
+        (Goal("not_shown", at_most=NONE), Goal("missing", at_most=NONE)),
+        ("lag_p50_ms", "lag_p99_ms", "lag_max_ms", "rows_per_s", "events_per_s"),
+    ),
+)
+
+# Measured on a machine with 2 cores that all parts shared. Gaps of less than a factor of 2 are noise.
+_COLUMNS = ("tasks/s", "start p50 / p99 ms at 50/s", "start p50 / p99 ms at 500/s", "timers p50 / p99 ms")
+_PEERS = (
+    ("Celery 5.7 + Redis", "517", "3.1 / 5.7", "43 / 187 and worse", "1.2 / 3.9 (in worker memory)"),
+    ("Dramatiq 2.2 + Redis", "2,414", "8.7 / 33", "4.6 / 171", "443 / 1,083"),
+    ("taskiq 0.13 + Redis streams", "1,800", "1.4 / 1.9", "0.9 / 4.1", "700 / 2,287"),
+    ("arq 0.28, tuned", "715", "12 / 24", "15 / 24", "329 / 535"),
+    ("Procrastinate 3.10 + PostgreSQL", "264", "5.7 / 9.3", "cannot", "2,700 / 7,300"),
+    ("DBOS 3.4 + PostgreSQL", "398", "455 / 1,058", "928 / 1,494", "1,317 / 2,355"),
+    ("Temporal dev server", "17 to 29", "126 / 241 (at 10/s)", "not measured", "476 / 1,031"),
+)
+PEERS = {column: {row[0]: row[number] for row in _PEERS} for number, column in enumerate(_COLUMNS, start=1)}
+
+
+def run_all(*, engine: str, is_short: bool, say: Say, cases: Sequence[Case] = CASES) -> list[Outcome]:
+    """Run the cases; one that fails does not stop the others."""
+    outcomes = []
+    for number, case in enumerate(cases, start=1):
+        command = f"{case.benchmark} --engine {engine} {case.short if is_short else case.full}".strip()
+        say(f"[{number}/{len(cases)}] {command}")
+        outcome = _run(case, command)
+        say(f"    {outcome.failure or _headline(outcome)}")
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _run(case: Case, command: str) -> Outcome:
+    arguments = [sys.executable, "-m", "benchmarks", *shlex.split(command), "--json"]
+    try:
+        done = subprocess.run(arguments, stdout=subprocess.PIPE, timeout=RUN_S, check=True, cwd=ROOT)
+        return Outcome(case, command, msgspec.json.decode(done.stdout.splitlines()[-1]))
+    except subprocess.CalledProcessError as error:
+        return Outcome(case, command, failure=f"failed with code {error.returncode}")
+    except subprocess.TimeoutExpired:
+        return Outcome(case, command, failure=f"did not end within {RUN_S:.0f} s")
+
+
+def _headline(outcome: Outcome) -> str:
+    found = ", ".join(f"{goal.figure} {_number(outcome.found[goal.figure])}" for goal in outcome.case.goals)
+    missed = outcome.missed()
+    return f"{found}: {'all goals met' if not missed else 'missed ' + ', '.join(goal.figure for goal in missed)}"
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def page(outcomes: Sequence[Outcome], *, is_short: bool, folder: Path) -> str:
+    """The results as Markdown."""
+    parts = [_head(is_short, folder), *map(_section, outcomes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(is_short: bool, folder: Path) -> str:
+    about = machine(folder)
+    form = "the short form: it shows the order of magnitude" if is_short else "the full form"
+    command = "make bench" if is_short else "python -m benchmarks all"
+    return f"""# Results
+
+Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}, {form}. Do not edit.
+
+| | |
+|---|---|
+| machine | {about["processor"]}, {about["cores"]} cores, {about["memory_gb"]} GB; {about["system"]} |
+| disk | {about["filesystem"]}, one fsync of 4 KiB takes {about["fsync_ms"]} ms |
+| versions | {", ".join(f"{name} {number}" for name, number in versions().items())} |
+
+Each benchmark runs the engine as users get it: `with app.embedded(folder)`, files on disk, nothing acknowledged before
+it is there. The handler is a no-op with a payload of 200 bytes unless said otherwise. Submitters, HTTP clients and the
+engine share the cores; `cpu_us_per_task` counts the whole process with the engine, in microseconds. Latencies count
+from the call of `asubmit` under an open load; `from_intended_…` from the instant at which it should have been called.
+What the figures mean is in the docstring of each module of `benchmarks/`. To repeat one, use the command beside it;
+add `--json` to get it as an object with all settings."""
+
+
+def _section(outcome: Outcome) -> str:
+    case = outcome.case
+    head = f"## {case.title}\n\n`python -m benchmarks {outcome.command}`"
+    if outcome.failure:
+        return f"{head}\n\n**It {outcome.failure}: no figures.**"
+    rows = ["| figure | goal | measured | |", "|---|---|---|---|"]
+    rows += [_row(outcome, goal.figure, goal) for goal in case.goals]
+    rows += [_row(outcome, name, None) for name in case.shown]
+    return "\n\n".join([head, "\n".join(rows), *_peers(outcome)])
+
+
+def _row(outcome: Outcome, name: str, goal: Goal | None) -> str:
+    value = outcome.found[name]
+    spread = outcome.found.get("noise", {}).get(name)
+    measured = _number(value)
+    if spread is not None:
+        measured += f" ({_number(spread['min'])} to {_number(spread['max'])})"
+    verdict = "" if goal is None else "met" if goal.is_met(value) else "**missed**"
+    return f"| {name} | {goal or ''} | {measured} | {verdict} |"
+
+
+def _peers(outcome: Outcome) -> list[str]:
+    column = outcome.case.peers
+    if column is None:
+        return []
+    rows = [f"| others, on a machine of this kind | {column} |", "|---|---|"]
+    return ["\n".join(rows + [f"| {peer} | {figure} |" for peer, figure in PEERS[column].items()])]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    if value == round(value):
+        return f"{round(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"

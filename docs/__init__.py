@@ -1,0 +1,1 @@
+"""Documentation, and what generates parts of it."""

@@ -1,0 +1,116 @@
+"""The server's operations for the command line, with its refusals as CommandErrors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TypeVar
+
+import httpx
+import msgspec
+from pydantic import ValidationError
+
+from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused
+from tidewheel.backend import Doable
+from tidewheel.cli.edge import CommandError, Exit, usage
+from tidewheel.http import HttpBackend
+from tidewheel.settings import DEFAULT_PORT, ClientSettings
+
+T = TypeVar("T")
+
+LOCAL = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+
+_OPTIONS = {  # how the fields of a request are called here
+    "task_type": "TASK_TYPE",
+    "payload": "PAYLOAD",
+    "scheduled_at": "--at",
+    "delay_seconds": "--delay",
+    "task_id": "--id",
+    "idempotency_key": "--key",
+    "timeout_seconds": "--timeout",
+    "max_retries": "--max-retries",
+    "tenant_id": "--tenant",
+    **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
+}
+HINTS = {
+    RefusalKind.NOT_FOUND: "tidewheel list shows the tasks there are",
+    RefusalKind.CONFLICT: "submit the same content to get that task, or choose another --id or --key",
+    RefusalKind.TOO_LARGE: "put the content somewhere else and submit where it is",
+    RefusalKind.OVERLOADED: "nothing happened; try again in a second",
+    RefusalKind.UNAVAILABLE: "nothing happened; try again in a second, /healthz tells how the server is",
+    RefusalKind.UNDECIDED: "it may have happened or not: look with tidewheel status before you try again",
+}
+
+
+class Client:
+    """The server's operations, with its refusals as CommandErrors."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.backend = HttpBackend(_client_settings(url))
+
+    @property
+    def options(self) -> str:
+        """What a further command needs to reach the same server."""
+        return "" if self.url == os.environ.get("TIDEWHEEL_SERVER", LOCAL) else f" --server {self.url}"
+
+    def ask(self, operation: Doable[T], task_id: str | None = None) -> T:
+        """The answer. Raises CommandError."""
+        try:
+            return operation.run()
+        except Refused as refused:
+            raise self._translated(refused, task_id) from refused
+        except msgspec.MsgspecError as error:
+            raise self._unreachable(f"what answers at {self.url} is no tidewheel of this release") from error
+
+    def _translated(self, refused: Refused, task_id: str | None) -> CommandError:
+        refusal = refused.refusal
+        if isinstance(refused.__cause__, httpx.ConnectError):
+            return self._unreachable(f"there is no server at {self.url} ({refused.__cause__})")
+        if isinstance(refused.__cause__, httpx.HTTPError):
+            cause = refused.__cause__
+            error = self._unreachable(f"no answer from {self.url} ({str(cause) or type(cause).__name__})")
+            error.hint = self._hint(Refusal(RefusalKind.UNDECIDED, ""), task_id)
+            return error
+        detail = "; ".join(_field_text(error) for error in refusal.errors) or refusal.detail
+        return CommandError(
+            detail, kind=refusal.kind, hint=self._hint(refusal, task_id), errors=refusal.errors, task_id=task_id
+        )
+
+    def _hint(self, refusal: Refusal, task_id: str | None) -> str | None:
+        if task_id is not None and refusal.kind in (RefusalKind.WRONG_STATUS, RefusalKind.UNDECIDED):
+            return f"look how it stands: tidewheel status {task_id}{self.options}"
+        return HINTS.get(refusal.kind)
+
+    def _unreachable(self, detail: str) -> CommandError:
+        hint = "start one with `tidewheel dev`, or name another one with --server or TIDEWHEEL_SERVER"
+        return CommandError(detail, code=Exit.UNREACHABLE, kind="unreachable", hint=hint)
+
+
+def _field_text(error: FieldError) -> str:
+    allowed = f": {error.allowed}" if error.allowed and error.allowed not in error.message else ""
+    return f"{_OPTIONS.get(error.field, error.field)} {error.message}{allowed}"
+
+
+def _client_settings(url: str) -> ClientSettings:
+    try:
+        return ClientSettings(server=url.rstrip("/"))
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        if name == "server":
+            raise usage(
+                "--server", f"{url!r} is no address", f"http://HOST:PORT, as http://127.0.0.1:{DEFAULT_PORT}"
+            ) from error
+        raise usage(f"TIDEWHEEL_{str(name).upper()}", "is not allowed", error.errors()[0]["msg"]) from error
+
+
+@contextlib.contextmanager
+def connected_to(url: str) -> Iterator[Client]:
+    """A client of the server at `url`. Raises CommandError if that is no address."""
+    server = Client(url)
+    try:
+        yield server
+    finally:
+        server.backend.close()
