@@ -76,6 +76,7 @@ class _Checkpoint(NamedTuple):
     changes: list[tuple[str, Task | EndedTask | None]]
     positions: dict[str, int]
     taken_at: int
+    next_offset: int = 0  # known when it is committed
 
 
 class _Batch:
@@ -465,9 +466,10 @@ class ShardHost:
         return _Checkpoint(changes, dict(self._read_positions), now)
 
     def _commit_checkpoint(self, checkpoint: _Checkpoint) -> None:
+        checkpoint = checkpoint._replace(next_offset=self._next_offset)
         record = ShardCheckpoint(
             epoch=self.shard.state.epoch,
-            next_offset=self._next_offset,
+            next_offset=checkpoint.next_offset,
             positions=checkpoint.positions,
             taken_at=checkpoint.taken_at,
         )
@@ -497,6 +499,7 @@ class ShardHost:
                 self._checkpointed_positions = checkpoint.positions
                 for topic, offset in checkpoint.positions.items():
                     self._log.trim(TopicPartition(topic, self.shard_id), offset)
+                self._log.trim(self._events, checkpoint.next_offset)  # the log keeps them as long as readers may ask
             elif isinstance(error, Fenced):
                 self.reload("another owner fenced the checkpoint")
             else:

@@ -60,8 +60,10 @@ class Verdict(StrEnum):
     """What the handler's side knows of an error: may the same attempt succeed later?"""
 
     UNKNOWN = "unknown"
-    RETRYABLE = "retryable"
-    PERMANENT = "permanent"
+    RETRYABLE = "retryable"  # the handler said so
+    PERMANENT = "permanent"  # the handler said so
+    LIKELY_RETRYABLE = "likely_retryable"  # a guess by the error's class: the lists of the policy go before it
+    LIKELY_PERMANENT = "likely_permanent"
 
 
 class ErrorKind(StrEnum):

@@ -127,16 +127,7 @@ class Engine:
         """Finish what runs, within the grace; then stop part by part and close the files. Idempotent."""
         if self._app is not None:
             self._app.use(None)
-        if self._server is not None:
-            self._server.should_exit = True
-        if self._worker is not None:
-            self._worker.stop()
-            if grace_s == 0:
-                self._worker.stop()
-        for thread in [thread for thread in self._threads if thread.name in ("worker", "api")]:
-            thread.join(self.settings.grace_s + JOIN_S)
-        if self._log_server is not None:
-            self._log_server.stop()
+        self._stop_intake(grace_s)
         self._stopping.set()
         if self._is_open:
             self.service.close()
@@ -150,6 +141,19 @@ class Engine:
         self._threads.clear()
         self._is_open = False
         self._files.close()
+
+    def _stop_intake(self, grace_s: float | None) -> None:
+        """Stop what brings work to the scheduler from outside: the API, the worker here, the workers elsewhere."""
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._worker is not None:
+            self._worker.stop()
+            if grace_s == 0:
+                self._worker.stop()
+        for thread in [thread for thread in self._threads if thread.name in ("worker", "api")]:
+            thread.join(self.settings.grace_s + JOIN_S)
+        if self._log_server is not None:
+            self._log_server.stop()
 
     def hurry(self) -> None:
         """Shorten the worker's grace to nothing (a second signal)."""

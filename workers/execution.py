@@ -121,7 +121,8 @@ def _failed(error: BaseException, now: int) -> Failed | Snoozed:
     if isinstance(error, Snooze):
         return Snoozed(error.delay_ms, None if error.reason is None else storable(str(error.reason), MESSAGE_MAX))
     verdict = verdict_of(error)
-    retry_after_ms = _retry_after_ms(error, now) if verdict is Verdict.RETRYABLE else None
+    is_retryable = verdict in (Verdict.RETRYABLE, Verdict.LIKELY_RETRYABLE)
+    retry_after_ms = _retry_after_ms(error, now) if is_retryable else None
     return Failed(error_of(error, verdict), retry_after_ms)
 
 
@@ -133,7 +134,7 @@ def timed_out(limit_ms: int) -> Failed:
             type="tidewheel.AttemptTimeout",
             message=f"the attempt was stopped after its timeout of {limit_ms} ms",
             bases=("TimeoutError", "OSError", "Exception", "BaseException"),
-            verdict=Verdict.RETRYABLE,
+            verdict=Verdict.LIKELY_RETRYABLE,
         )
     )
 
@@ -250,7 +251,7 @@ def type_name(cls: type) -> str:
 
 
 def verdict_of(error: BaseException) -> Verdict:
-    """Whether the same attempt may succeed later: the handler's word, then HTTP status, then well-known classes."""
+    """Whether the same attempt may succeed later: the handler's word, else a guess by HTTP status or class."""
     if isinstance(error, RetryableError):
         return Verdict.RETRYABLE
     if isinstance(error, PermanentError | ArgumentError):
@@ -258,11 +259,11 @@ def verdict_of(error: BaseException) -> Verdict:
     status = _http_status(error)
     if status is not None and status >= 400:
         is_retryable = status >= 500 or status in _RETRYABLE_STATUS
-        return Verdict.RETRYABLE if is_retryable else Verdict.PERMANENT
+        return Verdict.LIKELY_RETRYABLE if is_retryable else Verdict.LIKELY_PERMANENT
     if isinstance(error, msgspec.ValidationError) or _is_pydantic_validation(error):
-        return Verdict.PERMANENT
+        return Verdict.LIKELY_PERMANENT
     if isinstance(error, TimeoutError | ConnectionError):
-        return Verdict.RETRYABLE
+        return Verdict.LIKELY_RETRYABLE
     return Verdict.UNKNOWN
 
 

@@ -10,17 +10,19 @@ from schemas.messages import Backoff, Jitter, RetryPolicy, TaskError, Verdict
 
 
 def is_permanent(policy: RetryPolicy, error: TaskError) -> bool:
-    """Whether trying again is pointless: by the handler's word, else by the policy's lists of class names.
+    """Whether trying again is pointless: by the handler's word, else the policy's lists, else a guess by the class.
 
-    A name matches the error's class or any of its bases, qualified or not. With a `retry_on` list, what is not on it
-    is permanent.
+    The lists hold class names; one matches the error's class or any of its bases, qualified or not. With a `retry_on`
+    list, what is not on it is permanent.
     """
-    if error.verdict is not Verdict.UNKNOWN:
+    if error.verdict in (Verdict.PERMANENT, Verdict.RETRYABLE):
         return error.verdict is Verdict.PERMANENT
     names = _names(error)
     if names.intersection(policy.give_up_on):
         return True
-    return bool(policy.retry_on) and not names.intersection(policy.retry_on)
+    if policy.retry_on:
+        return not names.intersection(policy.retry_on)
+    return error.verdict is Verdict.LIKELY_PERMANENT
 
 
 def _names(error: TaskError) -> set[str]:

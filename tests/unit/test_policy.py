@@ -81,6 +81,10 @@ def error(verdict: Verdict = Verdict.UNKNOWN) -> TaskError:
         (("OrderError",), ("OutOfStock",), Verdict.UNKNOWN, True),
         ((), ("OutOfStock",), Verdict.RETRYABLE, False),
         (("OutOfStock",), (), Verdict.PERMANENT, True),
+        ((), (), Verdict.LIKELY_PERMANENT, True),
+        (("OrderError",), (), Verdict.LIKELY_PERMANENT, False),
+        ((), ("OrderError",), Verdict.LIKELY_RETRYABLE, True),
+        (("TimeoutError",), (), Verdict.LIKELY_RETRYABLE, True),
     ],
 )
 def test_what_is_permanent(

@@ -133,7 +133,7 @@ def test_what_a_handler_raises_is_reported(stage: Stage) -> None:
     unstorable = stage.outcome(stage.offer("nan"))
     unknown = stage.outcome(stage.offer("no-such-type"))
     wrong = stage.outcome(stage.offer("failing", {"n": 1}))
-    assert isinstance(failed, AttemptFailed) and failed.error.verdict is Verdict.RETRYABLE
+    assert isinstance(failed, AttemptFailed) and failed.error.verdict is Verdict.LIKELY_RETRYABLE
     assert isinstance(snoozed, AttemptSnoozed) and snoozed.delay_ms == 2500
     assert isinstance(unstorable, AttemptFailed) and unstorable.error.kind is ErrorKind.RESULT
     assert isinstance(unknown, AttemptFailed) and unknown.error.kind is ErrorKind.UNKNOWN_TYPE
