@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +34,6 @@ from schemas.messages import (
 )
 from schemas.topics import TASK_EVENTS, TASK_REPORTS
 from tidewheel import App, Engine
-from workers.runtime import WorkerRuntime
-from workers.settings import WorkerSettings
 
 WAIT_S = 30.0  # until a test gives up on what must come about
 LOOK_EVERY_S = 0.005
@@ -69,23 +66,6 @@ def running(app: App | None, data: Path | None = None, /, **settings: Any) -> It
     finally:
         engine.stop(grace_s=0)
     assert engine.failure is None
-
-
-@contextlib.contextmanager
-def another_worker(engine: Engine, app: App, worker_id: str, **settings: Any) -> Iterator[WorkerRuntime]:
-    """One more worker on the log of an engine."""
-    queues = tuple(sorted({handler.queue for handler in app.registry}))
-    wanted = WorkerSettings(worker_id=worker_id, queues=queues, **settings)
-    worker = WorkerRuntime(engine.broker.connect(), _codec, app.registry, engine.clock, wanted, SHARDS)
-    thread = threading.Thread(target=worker.run, name=worker_id)
-    thread.start()
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        worker.stop()
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), f"worker {worker_id} did not end"
 
 
 def report(engine: Engine, task_id: str, *reports: Report) -> None:
@@ -357,8 +337,3 @@ def history(source: Engine | Path) -> History:
 def live_in(engine: Engine) -> dict[str, Task]:
     """The tasks that the shards of an engine have in memory."""
     return {task.task_id: task for host in engine.runtime.hosts.values() for task in host.shard.state.tasks.values()}
-
-
-def is_ended(task: Task | None) -> bool:
-    """Whether a task is known to have ended."""
-    return task is not None and task.status in TERMINAL

@@ -42,6 +42,7 @@ from schemas.messages import EndedTask, Task
 from schemas.topics import TASK_EVENTS
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
+from tidewheel.logs import log_as_a_library
 from tidewheel.metrics import engine_metrics
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
@@ -102,6 +103,7 @@ class Engine:
 
     def start(self) -> None:
         """Open the files, load the shards, begin to work. Raises Fatal if that can't be done; then nothing is left."""
+        log_as_a_library()
         gc.set_threshold(GC_THRESHOLD, 20, 50)
         sys.setswitchinterval(SWITCH_S)
         try:

@@ -53,6 +53,22 @@ def configure_logs(level: str, *, is_json: bool, stream: TextIO | None = None) -
     logging.captureWarnings(True)
 
 
+def log_as_a_library() -> None:
+    """Leave it to the application's `logging` what is shown, unless the application has set structlog up itself."""
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["event"]),
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+    )
+
+
 def _renderers(stream: TextIO, is_json: bool) -> list[Processor]:
     if is_json:
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -40,8 +40,8 @@ WAIT_MAX_S = 10.0  # for a connection, or for the moment in which a rebuilt view
 ATTEMPTS_SHOWN_MAX = 100  # newest attempts that a row keeps; the events have them all
 
 _FORMAT = 1
-# Every index is paid for by every task, so there are few. They leave out what most of a table has: tasks that succeeded,
-# the default queue and tenant. Of those, as of a task type, the newest are found by time.
+# Every index is paid for by every task, so there are few. They leave out what most of a table has: tasks that
+# succeeded, the default queue and tenant. Of those, as of a task type, the newest are found by time.
 _SCHEMA = """
 CREATE TABLE tasks (
     task_id TEXT PRIMARY KEY, created_at INTEGER NOT NULL, tenant_id TEXT NOT NULL, queue TEXT NOT NULL,

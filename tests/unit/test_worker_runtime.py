@@ -317,7 +317,7 @@ def test_an_attempt_is_stopped_at_its_timeout_and_has_one_outcome(stage: Stage, 
     worker.advance(1)
     report = stage.outcome(ready)
     assert isinstance(report, AttemptFailed)
-    assert (report.error.kind, report.error.verdict) == (ErrorKind.TIMEOUT, Verdict.RETRYABLE)
+    assert (report.error.kind, report.error.verdict) == (ErrorKind.TIMEOUT, Verdict.LIKELY_RETRYABLE)
     assert "2000 ms" in report.error.message
 
 
