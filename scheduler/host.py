@@ -107,6 +107,7 @@ class ShardHost:
         """Forget all that is in flight; what is heard of it later is ignored."""
         self._generation = object()
         self._sent: deque[_Batch] = deque()
+        self._failure: TidewheelIOError | None = None  # of a batch that was sent
         self._unsent: _Batch | None = None
         self._outbox: list[Entry] = []
         self._next_offset = 0
@@ -270,7 +271,7 @@ class ShardHost:
 
     def is_due(self, now: int) -> bool:
         """Whether `step` has something to do even without inputs."""
-        has_news = (self._sent and self._sent[0].result is not None) or self._checkpoint_results
+        has_news = (self._sent and self._sent[0].result is not None) or self._failure or self._checkpoint_results
         return bool(has_news) or now >= self._step_at
 
     def step(self, inputs: Sequence[Record], drained_at: int, now: int) -> None:
@@ -289,8 +290,8 @@ class ShardHost:
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
         self.shard.forget_ended(now)
-        if not is_blocked:
-            self._outbox.extend(map(self._ready_entry, self.shard.dispatch(now)))
+        if not is_blocked:  # what is to be started goes first: replies and signals can wait a little better
+            self._outbox[:0] = map(self._ready_entry, self.shard.dispatch(now))
         self._send_outbox()
 
     def next_at(self, now: int) -> int:
@@ -359,11 +360,13 @@ class ShardHost:
         batch = self._unsent
         if batch is None:
             return
-        encode = self._codec.encode
+        encode, generation = self._codec.encode, self._generation
         entries = [Entry(TASK_EVENTS, self.shard_id, e.entity_id.encode(), encode(e)) for e in batch.effects.events]
 
         def on_ack(result: Sequence[int] | TidewheelIOError) -> None:
             batch.result = result
+            if isinstance(result, TidewheelIOError) and self._generation is generation:
+                self._failure = result
 
         if entries:
             try:
@@ -375,13 +378,14 @@ class ShardHost:
 
     def _absorb_acks(self) -> None:
         """Release, in order, the effects of batches that are in the log, and known to be valid there."""
+        if isinstance(self._failure, Fatal):
+            raise self._failure
+        if self._failure is not None:
+            # At once, even if an earlier batch is still in doubt: what is appended now would stand behind a hole.
+            self.reload(f"events were not acknowledged: {self._failure}")
+            return
         while self._sent and (result := self._sent[0].result) is not None:
-            if isinstance(result, Fatal):
-                raise result
-            if isinstance(result, TidewheelIOError):
-                self.reload(f"events were not acknowledged: {result}")
-                return
-            if not self._is_verified(result):
+            if isinstance(result, TidewheelIOError) or not self._is_verified(result):
                 return
             batch = self._sent.popleft()
             if result:
