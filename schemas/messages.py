@@ -358,7 +358,10 @@ Report: TypeAlias = (
 
 
 class ReadyTask(Message, frozen=True, kw_only=True):
-    """An attempt to be started by a worker (topics ready.<queue>.<priority>)."""
+    """An attempt to be started by a worker (topics ready.<queue>.<priority>).
+
+    `is_suspect`: a worker may have died of it before its start was known. It is run only when its start is in the log.
+    """
 
     task_id: str
     task_version: int
@@ -382,6 +385,7 @@ class ReadyTask(Message, frozen=True, kw_only=True):
     checkpoint: bytes | None = None
     idempotency_key: str | None = None
     traceparent: str | None = None
+    is_suspect: bool = False
 
 
 class SignalKind(StrEnum):

@@ -48,3 +48,10 @@ def kill(journal: str) -> None:
     time.sleep(STARTED_S)
     note(journal, f"killing {current_context().attempt}")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="kill_at_once")
+async def kill_at_once(journal: str) -> None:
+    """Take the whole process down before anybody can know of the start."""
+    note(journal, f"killing {current_context().attempt}")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -117,6 +117,7 @@ def work(
         slots=slots,
         app=name,
         grace_ms=round(grace_s * 1000),
+        linger_ms=0,  # what was sent outlives this process, what lingers does not
     )
     try:
         log = RemoteLog(data / SOCKET_NAME)

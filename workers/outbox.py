@@ -35,13 +35,17 @@ class Outgoing(NamedTuple):
     progress: Progress | None = None
     offset: int = -1
     subject: object = None
+    is_awaited: bool = False  # tell when it is in the log
 
 
 class Outbox:
     """Appends entries in the order they were added. Belongs to the thread that polls the log."""
 
-    def __init__(self, log_: Log, on_lost: Callable[[object], None], linger_ms: int) -> None:
-        """`on_lost` is called with the subject of a lost TELL entry."""
+    def __init__(
+        self, log_: Log, on_stored: Callable[[object], None], on_lost: Callable[[object], None], linger_ms: int
+    ) -> None:
+        """`on_stored` is called with the subject of an awaited entry, `on_lost` with that of a lost TELL entry."""
+        self._on_stored = on_stored
         self._log = log_
         self._linger_us = linger_ms * 1000
         self._on_lost = on_lost
@@ -110,6 +114,8 @@ class Outbox:
         for outgoing in batch:
             if outgoing.progress is not None:
                 outgoing.progress.settle(outgoing.offset)
+            if outgoing.is_awaited:
+                self._on_stored(outgoing.subject)
 
     def _lost(self, batch: Sequence[Outgoing], error: TidewheelIOError) -> None:
         if not isinstance(error, Retriable):

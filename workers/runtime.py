@@ -2,10 +2,10 @@
 
 One thread, the one that calls `run`, owns the log's connection and never runs a handler. Each turn of its loop:
 
-    poll → assignments → signals → outcomes → alarms → take → begin → give back → heartbeats → start → append → commit
+    poll → assignments → signals → outcomes → alarms → take → begin → give back → heartbeats → append → start → commit
 
 A ready record is committed once the report that settles it (started, given back) is in the log. A handler is started
-without waiting for that: the shard revokes what came too late.
+without waiting for that, unless it is suspected of having killed a worker: the shard revokes what came too late.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from schemas.messages import (
     EVERY_WORKER,
     AttemptCheckpointed,
     AttemptReturned,
+    AttemptStarted,
     Priority,
     ReadyTask,
     Report,
@@ -98,7 +99,7 @@ class WorkerRuntime:
         self._executors = self._make_executors()
         self._intake = Intake()
         self._attempts = Attempts()
-        self._outbox = Outbox(log_, self._on_start_lost, settings.linger_ms)
+        self._outbox = Outbox(log_, self._on_start_stored, self._on_start_lost, settings.linger_ms)
         self._to_start: list[Attempt] = []
         self._recent: Recent[Key, Stamp] = Recent(RECENT_COUNT)  # the newest that was begun, once it has ended
         self._void: Recent[Version, int] = Recent(VOID_COUNT)  # when that was said
@@ -156,9 +157,9 @@ class WorkerRuntime:
         self._give_back_overdue(now)
         self._advance_stop(now)
         self._maybe_heartbeat(now)
+        self._outbox.send(now)
         if not self._outbox.is_stuck:
             self._hand_over(now)
-        self._outbox.send(now)
         self._commit()
         self._update_stats()
 
@@ -360,7 +361,8 @@ class WorkerRuntime:
             self._attempts.set_alarm(ends_at, attempt, Alarm.TIME_UP)
         begun = execution.started(ready, worker_id, now)
         self._add(begun, ready.shard, IfLost.TELL, waiting.progress, waiting.offset, attempt)
-        self._to_start.append(attempt)
+        if not ready.is_suspect:
+            self._to_start.append(attempt)
         self.stats.started += 1
 
     def _hand_over(self, now: int) -> None:
@@ -460,6 +462,12 @@ class WorkerRuntime:
         self._attempts.set_alarm(now + self._settings.kill_grace_ms * 1000, attempt, Alarm.KILL)
         self.stats.revoked += 1
 
+    def _on_start_stored(self, subject: object) -> None:
+        """A start that had to be in the log first is there: whatever the attempt does to this process, it counts."""
+        assert isinstance(subject, Attempt)
+        if self._attempts.is_running(subject):
+            self._to_start.append(subject)
+
     def _on_start_lost(self, subject: object) -> None:
         """Nobody knows whether the start is in the log: the attempt ends unheard, and the shard hands it out again."""
         assert isinstance(subject, Attempt)
@@ -525,8 +533,10 @@ class WorkerRuntime:
     ) -> None:
         name = message.worker_id if isinstance(message, WorkerHeartbeat) else message.task_id
         entry = Entry(TASK_REPORTS, shard, name.encode(), self._codec.encode(message))
+        is_awaited = isinstance(message, AttemptStarted) and subject is not None and subject.call.ready.is_suspect
         is_urgent = isinstance(message, AttemptReturned | WorkerHeartbeat) or self._stage is not _Stage.RUNNING
-        self._outbox.add(Outgoing(entry, if_lost, progress, offset, subject), is_urgent=is_urgent)
+        outgoing = Outgoing(entry, if_lost, progress, offset, subject, is_awaited)
+        self._outbox.add(outgoing, is_urgent=is_urgent or is_awaited)
 
     def _maybe_heartbeat(self, now: int) -> None:
         shards: set[int] = set()

@@ -22,10 +22,11 @@ RESEND_US_MAX = 600_000_000  # … up to this, so that a queue without workers c
 
 
 class Dispatched(NamedTuple):
-    """A task to be sent to a partition of its ready topic."""
+    """A task to be sent to a partition of its ready topic; again, if nobody was heard to start it."""
 
     task_id: str
     partition: int
+    is_again: bool
 
 
 class _Out(NamedTuple):
@@ -140,7 +141,8 @@ class Dispatch:
             while queue.out < queue.window and (chosen := queue.pop()):
                 priority, task_id = chosen
                 del self._place[task_id]
-                picked.append(self._send(task_id, _Out(name, priority, 0, now + RESEND_US, RESEND_US)))
+                out = _Out(name, priority, 0, now + RESEND_US, RESEND_US)
+                picked.append(Dispatched(task_id, self._send(task_id, out), False))
         return picked
 
     def next_at(self) -> int | None:
@@ -168,17 +170,18 @@ class Dispatch:
             out = self._take_in(task_id)
             if out is not None:
                 wait_us = min(2 * out.wait_us, RESEND_US_MAX)
-                picked.append(self._send(task_id, out._replace(resend_at=now + wait_us, wait_us=wait_us)))
+                again = out._replace(resend_at=now + wait_us, wait_us=wait_us)
+                picked.append(Dispatched(task_id, self._send(task_id, again), True))
         return picked
 
-    def _send(self, task_id: str, out: _Out) -> Dispatched:
+    def _send(self, task_id: str, out: _Out) -> int:
         load = self._load.setdefault((out.queue, out.priority), [0] * self._ready_partitions)
         partition = load.index(min(load))
         load[partition] += 1
         self._queues[out.queue].out += 1
         self._out[task_id] = out._replace(partition=partition)
         self._resends.set(task_id, out.resend_at)
-        return Dispatched(task_id, partition)
+        return partition
 
     def _take_in(self, task_id: str) -> _Out | None:
         out = self._out.pop(task_id, None)

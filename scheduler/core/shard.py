@@ -115,6 +115,7 @@ class Shard:
         self._dispatch = Dispatch(settings.ready_partitions)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
+        self._suspects: set[str] = set()  # pending at the load: what ended the owner before may have been one of them
         self._worker_heard: dict[str, int] = {}
         self._forget: tuple[deque[tuple[int, str, int]], deque[tuple[int, str, int]]] = (deque(), deque())
 
@@ -218,6 +219,7 @@ class Shard:
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
             self._dispatch.offer(task)
+            self._suspects.add(task.task_id)
         for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
             self._will_forget(ended, offset)
 
@@ -227,6 +229,7 @@ class Shard:
         if before is not None:
             self.statuses[before.status] -= 1
             if before.status is Status.PENDING:
+                self._suspects.discard(task_id)
                 self._dispatch.started(task_id) if status is Status.RUNNING else self._dispatch.forget(task_id)
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
@@ -473,9 +476,10 @@ class Shard:
 
     def dispatch(self, now: int) -> list[tuple[int, ReadyTask]]:
         """Records to be sent, each with its ready partition."""
-        return [(out.partition, self._ready(self.state.tasks[out.task_id])) for out in self._dispatch.pick(now)]
+        tasks = self.state.tasks
+        return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in self._dispatch.pick(now)]
 
-    def _ready(self, task: Task) -> ReadyTask:
+    def _ready(self, task: Task, is_again: bool) -> ReadyTask:
         spec = task.spec
         return ReadyTask(
             task_id=task.task_id,
@@ -500,6 +504,7 @@ class Shard:
             checkpoint=task.checkpoint,
             idempotency_key=spec.idempotency_key,
             traceparent=task.traceparent,
+            is_suspect=is_again or task.crash_count > 0 or task.task_id in self._suspects,
         )
 
     def depth(self) -> dict[tuple[str, str], int]:
@@ -514,6 +519,7 @@ class Shard:
             "timers": len(self._timers),
             "pending": sum(self._dispatch.depth().values()),
             "heard": len(self._heard),
+            "suspects": len(self._suspects),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": sum(map(len, self._forget)),
         }

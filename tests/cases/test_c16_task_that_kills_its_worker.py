@@ -2,7 +2,9 @@
 
 Chosen: attempts that end without a word of their handler are counted apart from failures (`crash_count`, limit
 `max_crashes`, 3 by default) and are repeated at once; a worker that was stopped in order gives its attempts back, which
-counts as neither (outcome `returned`). A start is counted once it is in the log, a few milliseconds after it was made.
+counts as neither (outcome `returned`). A start counts once it is in the log, a few milliseconds after it was made. A
+task that takes scheduler and worker down before that is run once more, uncounted: what was pending when its shard was
+loaded is suspect, and starts only when its start is in the log.
 """
 
 from __future__ import annotations
@@ -68,6 +70,24 @@ def test_the_count_survives_scheduler_and_worker(tmp_path: Path) -> None:
     assert raw.starts(deadly) == [1, 2, 3]
     assert raw.bodies(deadly).count("TaskAttemptLost") == 3
     assert not raw.live()
+
+
+def test_one_that_dies_before_its_start_can_be_known_has_one_uncounted_start(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.txt"
+    served = Served(tmp_path / "data", "tests.process_app:app", shard={"worker_timeout_us": 400_000})
+    with served:
+        deadly = served.api.submit("kill_at_once", {"journal": str(journal)}, delay_seconds=0.5)
+        for _ in range(4):
+            assert served.ended() == -9
+            served.start()
+            if len(notes(journal)) == 3 and served.api.task(deadly)["status"] == "DEAD":
+                break
+        shown = served.api.until(deadly)
+    assert (shown["status"], shown["attempts"], shown["crash_count"]) == ("DEAD", 3, 3)
+    assert notes(journal) in (
+        ["killing 1", "killing 2", "killing 3"],
+        ["killing 1", "killing 1", "killing 2", "killing 3"],
+    )
 
 
 def test_a_worker_that_was_stopped_in_order_is_told_apart(tmp_path: Path) -> None:
