@@ -293,16 +293,22 @@ class ShardHost:
         if not is_blocked:  # what is to be started goes first: replies and signals can wait a little better
             self._outbox[:0] = map(self._ready_entry, self.shard.dispatch(now))
         self._send_outbox()
+        self._step_at = self._due_at(now)
 
     def next_at(self, now: int) -> int:
-        """When `step` must be called even if nothing arrives."""
-        if self.phase is not Phase.ACTIVE or self._unsent or self._outbox or self._gap:
+        """When the shard must be called even if nothing arrives."""
+        if self.phase is Phase.LOADING:
             return now
-        instants = [
-            self.shard.next_at(),
-            self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None,
-        ]
-        return min((at for at in instants if at is not None), default=now + 3_600_000_000)
+        if self.phase is Phase.SUPERSEDED:
+            return self._superseded_at + RETURN_US
+        return now if self.is_due(now) else self._step_at
+
+    def _due_at(self, now: int) -> int:
+        if self._unsent or self._outbox or self._gap:
+            return now + BLOCKED_US
+        checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None
+        instants = (self.shard.next_at(), checkpoint_at)
+        return min((at for at in instants if at is not None), default=now + IDLE_CHECKPOINT_US)
 
     def _decide(self, inputs: Sequence[Record], now: int) -> Effects:
         effects = Effects.none()
