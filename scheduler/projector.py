@@ -43,8 +43,8 @@ BATCH_MAX = 2_000  # records in one write of the view: more does not make an eve
 POLL_S = 0.5  # longest wait for events before a stop is noticed
 # From the first event until it is applied, at rest and at most: a short task is then one write of the view, not three,
 # and the projector does not get in the way of those who are just about to start the task. It grows with the load.
-LINGER_S, LINGER_S_MAX = 0.005, 0.1
-LINGER_FULL = 1_000  # events of one step that make it wait the longest
+LINGER_S, LINGER_S_MAX = 0.005, 0.05
+LINGER_FULL = 60  # events of one step that make it wait the longest
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
 # An event that was appended twice comes again within what a producer had in flight, which is less than so many records.

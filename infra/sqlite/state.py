@@ -49,7 +49,9 @@ class SqliteStateStore:
         self._path = path
         self._is_memory = str(path) == MEMORY
         self._lock = threading.Lock()
-        self._writer = connect(path, Synchronous.FULL)
+        # A power failure may undo the last commits: then an older checkpoint and more events give the same. To wait for
+        # the disk here would only hold up the log, whose commits wait for the same disk.
+        self._writer = connect(path, Synchronous.NORMAL)
         try:
             install(self._writer, path, _SCHEMA, _FORMAT)
         except BaseException:
@@ -126,7 +128,7 @@ class SqliteStateStore:
         return 0 if row is None else int(row[0])
 
     def _read(self, select: str, shard: int) -> Iterator[tuple[bytes, bytes]]:
-        reader = connect(self._path, Synchronous.FULL)
+        reader = connect(self._path, Synchronous.NORMAL)
         try:
             with translated(self._path):
                 cursor = reader.execute(select, (shard,))
