@@ -150,8 +150,13 @@ class Gateway:
 
     def _append_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
         gathered = self._gathered.pop(loop)
-        if gathered.requests:
+        if not gathered.requests:
+            return
+        try:
             self._append_or_refuse(gathered.requests, gathered.takers, loop)
+        except Exception as error:  # one request's fault must not leave the others of this turn without an answer
+            for take in gathered.takers:
+                take(Fatal(f"a request could not be sent: {error!r}"))
 
     def _append_or_refuse(
         self, requests: Sequence[Request], takers: Sequence[OnReply], loop: asyncio.AbstractEventLoop | None
@@ -310,6 +315,11 @@ class Gateway:
     def pending(self) -> int:
         """How many requests wait for a decision."""
         return len(self._pending)
+
+    @property
+    def failure(self) -> TidewheelIOError | None:
+        """Why it takes no requests; None while it does."""
+        return self._failure
 
     def stalled_s(self) -> float:
         """Seconds since the gateway's thread last went through its loop; more than a few mean that it is stuck."""

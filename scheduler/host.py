@@ -98,6 +98,7 @@ class ShardHost:
         self.reloads = 0
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
         self._events = TopicPartition(TASK_EVENTS, shard)
+        self._gateways = log.partitions(REPLIES)
         self._loading: Iterator[None] | None = None
         self._now = 0
         self._superseded_at = 0
@@ -151,12 +152,12 @@ class ShardHost:
             next(self._loading)
         except StopIteration:
             self._loading = None
-            self.phase = Phase.ACTIVE
             self._checkpointed_at = now
             self.shard.drained_at = 0
             self.shard.on_loaded(now, self._next_offset - 1)
             self._resume_from = dict(self.shard.state.positions)
             self._read_positions = dict(self.shard.state.positions)
+            self.phase = Phase.ACTIVE  # the last: readers in other threads ask an active shard
             _log.info(
                 "shard is active", shard=self.shard_id, epoch=self.shard.state.epoch, tasks=len(self.shard.state.tasks)
             )
@@ -174,7 +175,9 @@ class ShardHost:
         reader = self._log.reader()
         try:
             reader.seek(self._events, self._next_offset)
-            opened_at = yield from self._replay(shard, reader, self._log.end_offset(self._events), -1)
+            end_offset = self._log.end_offset(self._events)
+            self._check_log(end_offset)
+            opened_at = yield from self._replay(shard, reader, end_offset, -1)
             while True:
                 epoch = shard.state.epoch + 1
                 offset = yield from self._open(epoch)
@@ -184,6 +187,14 @@ class ShardHost:
         finally:
             reader.close()
         self.shard = shard
+
+    def _check_log(self, end_offset: int) -> None:
+        if self._next_offset > end_offset:
+            raise Fatal(
+                f"the checkpoint of shard {self.shard_id} reaches to event {self._next_offset}, but the log ends at "
+                f"{end_offset}: they are not of the same time. Bring back the log that belongs to the state; or, to go "
+                "on with what the log tells, remove the state"
+            )
 
     def _restore(self, shard: Shard) -> Generator[None, None, None]:
         checkpoint: Message | None = None
@@ -207,13 +218,20 @@ class ShardHost:
         except DecodeError as error:
             raise Fatal(
                 f"the checkpoint of shard {self.shard_id} cannot be read ({error}): it was written by a newer version, "
-                "or is damaged; run that version, or remove the state so that it is rebuilt from the events"
+                "or is damaged. Run that version; or bring back a copy of the state that is older; or, if the log "
+                "still has all events, remove the state so that it is made anew of them"
             ) from error
 
     def _replay(self, shard: Shard, reader: Reader, until: int, opened_at: int) -> Generator[None, None, int]:
         """Fold the valid events below `until`; returns where the epoch that counts was opened."""
         while self._next_offset < until:
             records = reader.take(LOAD_CHUNK)
+            if records and records[0].offset > self._next_offset:
+                missing = f"{self._next_offset} to {records[0].offset - 1}"
+                raise Fatal(
+                    f"events {missing} of shard {self.shard_id} are not in the log any more, and no checkpoint holds "
+                    "what they led to: bring back the state that belongs to this log"
+                )
             for record in records:
                 event = self._event_of(record)
                 if event is not None and event.epoch >= shard.state.epoch:
@@ -315,13 +333,8 @@ class ShardHost:
         for record in inputs:
             more = self._decide_input(record, now)
             self._read_positions[record.topic] = record.offset + 1
-            effects.events.extend(more.events)
-            effects.replies.extend(more.replies)
-            effects.signals.extend(more.signals)
-        fired = self.shard.fire_timers(now)
-        effects.events.extend(fired.events)
-        effects.replies.extend(fired.replies)
-        effects.signals.extend(fired.signals)
+            effects.extend(more)
+        effects.extend(self.shard.fire_timers(now))
         return effects
 
     def _decide_input(self, record: Record, now: int) -> Effects:
@@ -427,7 +440,8 @@ class ShardHost:
         self.shard.acknowledged(effects.events, self._next_offset - 1)
         by_gateway: dict[int, list[Reply]] = {}
         for gateway, reply in effects.replies:
-            by_gateway.setdefault(gateway, []).append(reply)
+            if 0 <= gateway < self._gateways:  # else whoever wrote the request asks for an answer to nowhere
+                by_gateway.setdefault(gateway, []).append(reply)
         encode, outbox = self._codec.encode, self._outbox
         for gateway, replies in by_gateway.items():
             outbox.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
@@ -489,7 +503,10 @@ class ShardHost:
             self._checkpoint_results.append((generation, checkpoint, error))
             self._log.wake()
 
-        self._states.commit(self.shard_id, self._token, self._encoded(record, checkpoint), on_done)
+        try:
+            self._states.commit(self.shard_id, self._token, self._encoded(record, checkpoint), on_done)
+        except Retriable as error:  # too much to write already: the next checkpoint takes this one's changes
+            on_done(error)
 
     def _encoded(self, record: ShardCheckpoint, checkpoint: _Checkpoint) -> Iterator[tuple[bytes, bytes | None]]:
         encode = self._codec.encode

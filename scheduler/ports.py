@@ -249,7 +249,7 @@ class Position(NamedTuple):
 
 
 class View(Protocol):
-    """Status as readers see it. Written by the projector alone; may be thrown away and rebuilt from the events."""
+    """Status as readers see it. Written by the projector alone; rebuilt from the events that are kept."""
 
     def positions(self) -> Mapping[int, Position]:
         """By events partition, where to go on; a partition of which nothing was applied is absent."""

@@ -2,12 +2,13 @@
 
 It never decides and never writes an event. Where an event leads is what `core.task.evolve` says; here is added what
 only readers want: results, attempts, the time of the end. Position and rows are one write, so nothing is applied twice,
-and a view that was thrown away comes out the same from the first event on.
+and a view that was thrown away comes out the same, of all tasks whose events the log still holds from the first on.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -222,10 +223,18 @@ def _linger_s(applied: int) -> float:
 class Projector:
     """Keeps a view up to date with the events. Owns its log connection and is the view's only writer.
 
-    One thread calls `step` or `run`; `applied` and `skipped` may be read from any.
+    One thread calls `step` or `run`; `applied`, `stalled_s` and `skipped` may be read from any.
     """
 
-    def __init__(self, log: Log, view: View, codec: Codec, partitions: int, topic: str = TASK_EVENTS) -> None:
+    def __init__(
+        self,
+        log: Log,
+        view: View,
+        codec: Codec,
+        partitions: int,
+        topic: str = TASK_EVENTS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Begin where the view stands. Raises Fatal if it is ahead of the log."""
         self.skipped: Counter[str] = Counter()  # records that changed nothing, by reason
         self._log = log
@@ -237,6 +246,8 @@ class Projector:
         self._resumed_at = {i: position.next_offset for i, position in self._positions.items()}
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._taken: Sequence[Record] = ()  # kept until it is applied, whatever fails
+        self._monotonic = monotonic
+        self._moved_at = monotonic()
         self._reader = log.reader()
         for partition, position in self._positions.items():
             self._begin(TopicPartition(topic, partition), position.next_offset)
@@ -251,6 +262,10 @@ class Projector:
             max(0, self._log.end_offset(TopicPartition(self._topic, partition)) - position.next_offset)
             for partition, position in self._positions.items()
         )
+
+    def stalled_s(self) -> float:
+        """Seconds since events were applied or none were there to be; more than a few mean that it is stuck."""
+        return self._monotonic() - self._moved_at
 
     def run(self, stop: threading.Event, on_applied: Callable[[], None] | None = None) -> None:
         """Step until `stop` is set, which is noticed within POLL_S; what is only in the way for now is tried again.
@@ -284,6 +299,8 @@ class Projector:
         for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition):
             self._apply(partition, list(of_partition))
         self._taken = ()
+        if records or not self.lag():
+            self._moved_at = self._monotonic()
         return len(records)
 
     def _begin(self, partition: TopicPartition, next_offset: int) -> None:

@@ -24,6 +24,10 @@ from schemas.topics import INPUT_TOPICS, TASK_REPORTS, TASK_REQUESTS
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
 TAKE_MAX = 1_000  # records an iteration decides: about 20 ms of work, so that timers and acks are not kept waiting
+TAKE_BYTES = 1 << 20  # adapters may stop at a few MiB: only less than this shows that there was no more
+# A loop that stood still for so long (a paused process, a suspended machine, a clock set forward) has heard nobody
+# meanwhile: half of the time after which a worker is given up.
+STANDSTILL_US = 3_000_000
 GROUP = "schedulers"
 
 _log = structlog.get_logger(__name__)
@@ -65,6 +69,9 @@ class SchedulerRuntime:
         """One turn of the loop; waits up to `timeout_s` if there is nothing to do."""
         self._log.poll(timeout_s)
         now = self._clock.now_us()
+        if now - self.last_step_at > STANDSTILL_US:
+            for host in self._hosts.values():
+                host.shard.excuse_silence(now)
         self._follow_assignment()
         inputs = self._receive(now)
         for shard, host in self._hosts.items():
@@ -102,7 +109,7 @@ class SchedulerRuntime:
         inputs: dict[int, list[Record]] = {}
         for record in records:
             inputs.setdefault(record.partition, []).append(record)
-        if len(records) < TAKE_MAX:
+        if len(records) < TAKE_MAX and sum(len(record.value or b"") for record in records) < TAKE_BYTES:
             self._drained_at = now
         return inputs
 
@@ -120,7 +127,7 @@ class SchedulerRuntime:
         """How many live tasks of this process have each status."""
         counts: Counter[Status] = Counter()
         for host in list(self._hosts.values()):
-            counts.update(host.shard.statuses)
+            counts.update(host.shard.statuses.copy())  # a copy is made at once; the scheduler's thread goes on
         return counts
 
     def depth(self) -> dict[tuple[str, str], int]:

@@ -157,6 +157,7 @@ class Task(Message, frozen=True, kw_only=True):
     last_delay_ms: int = 0
     worker_id: str | None = None
     started_at: int | None = None
+    start_accepted_at: int | None = None
     cancel_requested_at: int | None = None
     cancel_reason: str | None = None
     checkpoint: bytes | None = None

@@ -386,9 +386,10 @@ def _start_deadline_at(task: Task) -> int | None:
 
 
 def _timeout_at(task: Task) -> int | None:
-    if task.spec.timeout_ms is None or task.started_at is None:
+    if task.spec.timeout_ms is None or task.start_accepted_at is None:
         return None
-    return task.started_at + task.spec.timeout_ms * 1000 + BACKSTOP_US
+    # From when the start was accepted: the worker's clock may be any number of seconds away from this one.
+    return task.start_accepted_at + task.spec.timeout_ms * 1000 + BACKSTOP_US
 
 
 def _cancel_at(task: Task) -> int | None:

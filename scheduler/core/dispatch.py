@@ -1,8 +1,9 @@
 """Which waiting tasks are sent out to workers now. All of it is derived: after a load it is built anew from the state.
 
-A shard lets only a small window of not yet started records out per queue, so that whatever must be decided late
-(priority, cancellation) is still decided here. The window adapts as TCP's does: it grows with each start and is halved
-when a worker gives a record back because it has no free slot.
+A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
+must be decided late (priority, cancellation) is still decided here. The window adapts as TCP's does: it grows with each
+start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their own because
+they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from typing import NamedTuple
 
 from scheduler.core.timers import Timers
 from schemas.messages import Priority, Task
+from schemas.priorities import WEIGHTS, WeightedChoice
 
-WEIGHTS = {Priority.HIGH: 70, Priority.MEDIUM: 25, Priority.LOW: 5}
-WINDOW_START = 16  # records out per queue before anything is known of its workers
+WINDOW_START = 16  # records out per lane before anything is known of its workers
 WINDOW_MAX = 1024  # bounds what a cancel can no longer hold back, and the memory of a ready partition
-PROBE_US = 1_000_000  # a queue without free slots is tried again after this, should the worker's word be lost
+WINDOW_BYTES_MAX = 8 << 20  # of payloads: what is out must fit into its ready partition
+PROBE_US = 1_000_000  # a lane without free slots is tried again after this, should the worker's word be lost
+IDLE_LANES_MAX = 100  # lanes kept although they are empty
 RESEND_US = 30_000_000  # a record that nobody started is sent again after this, then after twice as long, …
 RESEND_US_MAX = 600_000_000  # … up to this, so that a queue without workers costs next to nothing
 
@@ -29,52 +32,45 @@ class Dispatched(NamedTuple):
     is_again: bool
 
 
-class _Out(NamedTuple):
-    queue: str
-    priority: Priority
-    partition: int
-    resend_at: int
-    wait_us: int
-
-
-class WeightedChoice:
-    """Smooth weighted round robin: over any run of choices each candidate gets its share; none starves.
-
-    The method of nginx's upstream balancer (2012): credits grow by weight, the richest is taken and pays the total.
-    """
+class _Lane:
+    """The pending tasks of one type in one queue, by priority, oldest first, each with its size; and what is out."""
 
     def __init__(self) -> None:
-        self._credits = dict.fromkeys(WEIGHTS, 0)
-
-    def choose(self, candidates: list[Priority]) -> Priority:
-        """One of `candidates` (not empty)."""
-        if len(candidates) == 1:
-            return candidates[0]
-        credits = self._credits
-        for candidate in candidates:
-            credits[candidate] += WEIGHTS[candidate]
-        best = max(candidates, key=credits.__getitem__)
-        credits[best] -= sum(WEIGHTS[candidate] for candidate in candidates)
-        return best
-
-
-class _Queue:
-    """The pending tasks of one queue, by priority, oldest first; and how many records are out."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Priority, OrderedDict[str, None]] = {priority: OrderedDict() for priority in WEIGHTS}
+        self.waiting: dict[Priority, OrderedDict[str, int]] = {priority: OrderedDict() for priority in WEIGHTS}
         self.choice = WeightedChoice()
         self.window = WINDOW_START
         self.out = 0
+        self.out_bytes = 0
         self.blocked_until = 0
 
-    def pop(self) -> tuple[Priority, str] | None:
+    def has_room(self) -> bool:
+        """Whether one more may go out."""
+        return self.out < self.window and self.out_bytes < WINDOW_BYTES_MAX
+
+    def is_idle(self) -> bool:
+        """Whether there is nothing of it, so that it may be forgotten."""
+        return not self.out and not any(self.waiting.values())
+
+    def pop(self) -> tuple[Priority, str, int] | None:
+        """Take out the task that is to go next."""
         candidates = [priority for priority, tasks in self.waiting.items() if tasks]
         if not candidates:
             return None
         priority = self.choice.choose(candidates)
-        task_id, _ = self.waiting[priority].popitem(last=False)
-        return priority, task_id
+        task_id, size = self.waiting[priority].popitem(last=False)
+        return priority, task_id, size
+
+
+LaneKey = tuple[str, str]  # queue, task type
+
+
+class _Out(NamedTuple):
+    lane: LaneKey
+    priority: Priority
+    partition: int
+    size: int
+    resend_at: int
+    wait_us: int
 
 
 class Dispatch:
@@ -82,8 +78,8 @@ class Dispatch:
 
     def __init__(self, ready_partitions: int) -> None:
         self._ready_partitions = ready_partitions
-        self._queues: dict[str, _Queue] = {}
-        self._place: dict[str, tuple[str, Priority]] = {}
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._place: dict[str, tuple[LaneKey, Priority]] = {}
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
@@ -92,14 +88,16 @@ class Dispatch:
         """A task became pending, durably. One that is out already is offered anew (it was updated)."""
         self.forget(task.task_id)
         spec = task.spec
-        self._queue(spec.queue).waiting[spec.priority][task.task_id] = None
-        self._place[task.task_id] = spec.queue, spec.priority
+        self._wait((spec.queue, spec.task_type), spec.priority, task, is_first=False)
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
         place = self._place.pop(task_id, None)
         if place is not None:
-            self._queues[place[0]].waiting[place[1]].pop(task_id, None)
+            key, priority = place
+            lane = self._lanes[key]
+            lane.waiting[priority].pop(task_id, None)
+            self._drop_if_idle(key, lane)
         self._take_in(task_id)
 
     def is_out(self, task_id: str) -> bool:
@@ -110,8 +108,8 @@ class Dispatch:
         """A worker started it: the window may grow."""
         out = self._out.get(task_id)
         if out is not None:
-            queue = self._queues[out.queue]
-            queue.window = min(WINDOW_MAX, queue.window + 1)
+            lane = self._lanes[out.lane]
+            lane.window = min(WINDOW_MAX, lane.window + 1)
         self.forget(task_id)  # it may also wait here again: given back by one worker, started by another
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
@@ -119,67 +117,76 @@ class Dispatch:
         out = self._take_in(task.task_id)
         if out is None:
             return
-        queue = self._queue(out.queue)
+        lane = self._wait(out.lane, out.priority, task, is_first=True)
         if is_full:
-            queue.window = max(1, queue.window // 2)
-            queue.blocked_until = now + PROBE_US
-        queue.waiting[out.priority][task.task_id] = None
-        queue.waiting[out.priority].move_to_end(task.task_id, last=False)
-        self._place[task.task_id] = out.queue, out.priority
+            lane.window = max(1, lane.window // 2)
+            lane.blocked_until = now + PROBE_US
 
     def unblock(self) -> None:
         """A worker has a free slot (again)."""
-        for queue in self._queues.values():
-            queue.blocked_until = 0
+        for lane in self._lanes.values():
+            lane.blocked_until = 0
 
     def pick(self, now: int) -> list[Dispatched]:
         """What is to be sent now: within the windows, by weight, and what went out long ago without being started."""
         picked = self._pick_resends(now)
-        for name, queue in self._queues.items():
-            if now < queue.blocked_until:
+        for key, lane in self._lanes.items():
+            if now < lane.blocked_until:
                 continue
-            while queue.out < queue.window and (chosen := queue.pop()):
-                priority, task_id = chosen
+            while lane.has_room() and (chosen := lane.pop()):
+                priority, task_id, size = chosen
                 del self._place[task_id]
-                out = _Out(name, priority, 0, now + RESEND_US, RESEND_US)
+                out = _Out(key, priority, 0, size, now + RESEND_US, RESEND_US)
                 picked.append(Dispatched(task_id, self._send(task_id, out), False))
         return picked
 
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
-        instants = [q.blocked_until for q in self._queues.values() if q.blocked_until and any(q.waiting.values())]
+        instants = [
+            lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and any(lane.waiting.values())
+        ]
         resend_at = self._resends.next_at()
         if resend_at is not None:
             instants.append(resend_at)
         return min(instants, default=None)
 
     def depth(self) -> dict[tuple[str, Priority], int]:
-        """How many pending tasks each queue and priority has, those that are out included."""
-        counts = {
-            (name, priority): len(tasks)
-            for name, queue in self._queues.items()
-            for priority, tasks in queue.waiting.items()
-        }
-        for out in self._out.values():
-            counts[out.queue, out.priority] = counts.get((out.queue, out.priority), 0) + 1
+        """How many pending tasks each queue and priority has, those that are out included. Safe from any thread."""
+        counts: dict[tuple[str, Priority], int] = {}
+        for (queue, _), lane in list(self._lanes.items()):
+            for priority, tasks in lane.waiting.items():
+                counts[queue, priority] = counts.get((queue, priority), 0) + len(tasks)
+        for out in list(self._out.values()):
+            counts[out.lane[0], out.priority] = counts.get((out.lane[0], out.priority), 0) + 1
         return counts
 
     def _pick_resends(self, now: int) -> list[Dispatched]:
         picked = []
         for task_id in self._resends.pop_due(now, WINDOW_MAX):
-            out = self._take_in(task_id)
+            out = self._out.get(task_id)
             if out is not None:
                 wait_us = min(2 * out.wait_us, RESEND_US_MAX)
                 again = out._replace(resend_at=now + wait_us, wait_us=wait_us)
+                self._count_out(out, -1)
                 picked.append(Dispatched(task_id, self._send(task_id, again), True))
         return picked
 
+    def _wait(self, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> _Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane()
+        lane.waiting[priority][task.task_id] = len(task.spec.payload)
+        if is_first:
+            lane.waiting[priority].move_to_end(task.task_id, last=False)
+        self._place[task.task_id] = key, priority
+        return lane
+
     def _send(self, task_id: str, out: _Out) -> int:
-        load = self._load.setdefault((out.queue, out.priority), [0] * self._ready_partitions)
+        load = self._load.setdefault((out.lane[0], out.priority), [0] * self._ready_partitions)
         partition = load.index(min(load))
-        load[partition] += 1
-        self._queues[out.queue].out += 1
-        self._out[task_id] = out._replace(partition=partition)
+        out = out._replace(partition=partition)
+        self._count_out(out, 1)
+        self._out[task_id] = out
         self._resends.set(task_id, out.resend_at)
         return partition
 
@@ -187,11 +194,20 @@ class Dispatch:
         out = self._out.pop(task_id, None)
         if out is not None:
             self._resends.cancel(task_id)
-            self._queues[out.queue].out -= 1
-            self._load[out.queue, out.priority][out.partition] -= 1
+            self._count_out(out, -1)
+            self._drop_if_idle(out.lane, self._lanes[out.lane])
         return out
 
-    def _queue(self, name: str) -> _Queue:
-        if name not in self._queues:
-            self._queues[name] = _Queue()
-        return self._queues[name]
+    def _count_out(self, out: _Out, difference: int) -> None:
+        lane = self._lanes[out.lane]
+        lane.out += difference
+        lane.out_bytes += difference * out.size
+        self._load[out.lane[0], out.priority][out.partition] += difference
+
+    def _drop_if_idle(self, key: LaneKey, lane: _Lane) -> None:
+        # Lanes of a hundred types are kept for what was learnt of their windows; beyond that names may come and go.
+        if len(self._lanes) > IDLE_LANES_MAX and lane.is_idle():
+            del self._lanes[key]
+            if not any(queue == key[0] for queue, _ in self._lanes):
+                for priority in WEIGHTS:
+                    self._load.pop((key[0], priority), None)

@@ -7,7 +7,8 @@ derived from it or forgotten at no harm, and built anew by `on_loaded`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import heapq
+from collections import Counter
 from collections.abc import Iterable
 from random import Random
 from typing import NamedTuple
@@ -46,6 +47,8 @@ from schemas.messages import (
     TaskDiscarded,
     TaskRedriven,
     TaskRejected,
+    TaskSpec,
+    TaskStarted,
     TaskSubmitted,
     UpdateTask,
     WorkerHeartbeat,
@@ -61,6 +64,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ready_partitions: int = 4
     tasks_max: int = 1_000_000  # live tasks of a shard: about 1.5 KB each beside the payload
+    ended_max: int = 1_000_000  # ended ones that it remembers, nearly all for their idempotency key: 0.6 KB each
     ended_kept_us: int = 30_000_000  # so long an ended task is recognised: longer than the view lags
     idempotency_window_us: int = 24 * 3600 * 1_000_000
     worker_timeout_us: int = 6_000_000  # three heartbeats
@@ -79,6 +83,12 @@ class Effects(NamedTuple):
     events: list[Event]
     replies: list[tuple[int, Reply]]
     signals: list[WorkerSignal]
+
+    def extend(self, more: Effects) -> None:
+        """Let `more` follow."""
+        self.events.extend(more.events)
+        self.replies.extend(more.replies)
+        self.signals.extend(more.signals)
 
     @classmethod
     def none(cls) -> Effects:
@@ -117,7 +127,7 @@ class Shard:
         self._running: dict[str, set[str]] = {}
         self._suspects: set[str] = set()  # pending at the load: what ended the owner before may have been one of them
         self._worker_heard: dict[str, int] = {}
-        self._forget: tuple[deque[tuple[int, str, int]], deque[tuple[int, str, int]]] = (deque(), deque())
+        self._forget: list[tuple[int, str, int]] = []  # a heap: when to forget, whom, and the offset of its last event
 
     # --- state ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +135,9 @@ class Shard:
         """Fold an event. One that is not its entity's next is dropped: it is void, or was folded already."""
         state = self.state
         if event.source_topic is not None and event.source_offset is not None:
-            state.positions[event.source_topic] = event.source_offset + 1
+            # A doubled event may come after later ones: a position never moves back.
+            position = state.positions.get(event.source_topic, 0)
+            state.positions[event.source_topic] = max(position, event.source_offset + 1)
         if event.version == 0 or not self._is_next(event):
             return
         task_id = event.entity_id
@@ -136,8 +148,10 @@ class Shard:
             return
         after = evolve(before, event)
         if after.status in TERMINAL:
-            state.tasks.pop(task_id, None)
             self._end(self._ended(after))
+            state.tasks.pop(
+                task_id, None
+            )  # in this order, since other threads read: it is always known as one or other
         else:
             state.tasks[task_id] = after
             self.changed.add(task_id)
@@ -158,10 +172,12 @@ class Shard:
         return ended.keep_until > ended.ended_at + self._settings.ended_kept_us
 
     def _is_next(self, event: Event) -> bool:
-        known = self.known(event.entity_id)
+        known, body = self.known(event.entity_id), event.body
+        if isinstance(known, EndedTask) and isinstance(body, TaskSubmitted):
+            # The id is used anew. Its first task was forgotten by then, if not by the checkpoint that is loaded.
+            return event.version == 1 and event.at >= known.keep_until
         if known is not None:
             return event.version == known.version + 1
-        body = event.body
         if isinstance(body, TaskRedriven):
             return event.version == body.task.version + 1
         return isinstance(body, TaskDiscarded) or (isinstance(body, TaskSubmitted) and event.version == 1)
@@ -188,7 +204,8 @@ class Shard:
 
     def _discarded(self, ended: EndedTask | None, event: Event) -> EndedTask:
         if ended is not None:
-            return msgspec.structs.replace(ended, version=event.version)
+            keep_until = max(ended.keep_until, event.at + self._settings.ended_kept_us)
+            return msgspec.structs.replace(ended, version=event.version, keep_until=keep_until)
         # Forgotten long ago: remembered again for a while, so that a view that lags can't discard or redrive it twice.
         return EndedTask(
             task_id=event.entity_id,
@@ -274,16 +291,12 @@ class Shard:
             body = TaskRejected(request=type(request).__name__, outcome=decision.outcome, detail=decision.detail)
             event = self._event(task_id, tenant_id, 0, body, now, source)
         else:
-            version = known.version if known else 0 if spec else entity.version  # type: ignore[union-attr]
+            version = 0 if spec else known.version if known else entity.version  # type: ignore[union-attr]
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
             if isinstance(request, SubmitTask) and request.traceparent is not None:
                 event = msgspec.structs.replace(event, traceparent=request.traceparent)
-        signal = decision.signal
-        if decision.body is not None and isinstance(known, Task) and self._dispatch.is_out(task_id):
-            # Its ready record is void now; a worker that has it in its buffer can save itself the start.
-            signal = decisions.void_signal(known)
+        effects = Effects([event], [], self._signals(known, decision))
         self.evolve(event)
-        effects = Effects([event], [], [signal] if signal else [])
         if request.reply_to is not None:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects
@@ -291,17 +304,29 @@ class Shard:
     def _decide_request(self, known: Task | EndedTask | None, request: Request, now: int) -> Decision:
         match request:
             case SubmitTask():
-                if known is None and len(self.state.tasks) >= self._settings.tasks_max:
-                    return Decision(None, Outcome.OVERLOADED, f"the shard holds {self._settings.tasks_max} tasks")
+                if isinstance(known, EndedTask) and known.keep_until <= now:
+                    known = None  # to be forgotten in the very moment
+                if known is None and (reason := self._is_full(request.spec)):
+                    return Decision(None, Outcome.OVERLOADED, reason)
                 return decisions.decide_submit(known, request, now)
             case CancelTask():
                 return decisions.decide_cancel(known, request)
             case UpdateTask():
                 return decisions.decide_update(known, request, now)
             case RedriveTask():
+                if reason := self._is_full(request.task.spec):
+                    return Decision(None, Outcome.OVERLOADED, reason)
                 return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset)
             case DiscardTask():
                 return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
+
+    def _is_full(self, spec: TaskSpec) -> str | None:
+        settings = self._settings
+        if len(self.state.tasks) >= settings.tasks_max:
+            return f"the shard holds {settings.tasks_max} tasks"
+        if spec.idempotency_key is not None and len(self.state.ended) >= settings.ended_max:
+            return f"the shard remembers {settings.ended_max} ended tasks for their idempotency keys"
+        return None
 
     def _reply(self, request_id: str, task_id: str, decision: Decision, now: int) -> Reply:
         known = self.known(task_id)
@@ -384,16 +409,23 @@ class Shard:
     def _lose(self, task_id: str, reason: str, effects: Effects, now: int, *, is_crash: bool) -> None:
         task = self.state.tasks[task_id]
         decision = decisions.decide_lost(task, reason, is_crash=is_crash)
-        _extend(effects, self._applied(task, decision, None, now))
+        effects.extend(self._applied(task, decision, None, now))
 
     def _applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
-        effects = Effects([], [], [decision.signal] if decision.signal else [])
+        effects = Effects([], [], self._signals(task, decision))
         if decision.body is not None and isinstance(task, Task):
             tenant_id = task.spec.tenant_id
             event = self._event(task.task_id, tenant_id, task.version + 1, decision.body, now, source, task.traceparent)
             self.evolve(event)
             effects.events.append(event)
         return effects
+
+    def _signals(self, task: Task | EndedTask | None, decision: Decision) -> list[WorkerSignal]:
+        is_changed = decision.body is not None and not isinstance(decision.body, TaskStarted)
+        if is_changed and isinstance(task, Task) and self._dispatch.is_out(task.task_id):
+            # Its ready record is void now; a worker that has it in its buffer can save itself the start.
+            return [decisions.void_signal(task)]
+        return [decision.signal] if decision.signal else []
 
     def _event(
         self,
@@ -437,7 +469,7 @@ class Shard:
         if decision.body is None:
             self._timers.set(task.task_id, decisions.wake_at(task, heard_at) or now + RECHECK_US)
         else:
-            _extend(effects, self._applied(task, decision, None, now))
+            effects.extend(self._applied(task, decision, None, now))
 
     def _expect(self, worker_id: str, now: int) -> None:
         if self._running.get(worker_id):
@@ -456,9 +488,15 @@ class Shard:
         self._running.pop(worker_id, None)
         self._worker_heard.pop(worker_id, None)
 
+    def excuse_silence(self, now: int) -> None:
+        """Nobody could be heard for a while, since this process stood still: every silence begins anew."""
+        self._heard = dict.fromkeys(self._heard, now)
+        for worker_id in self._worker_heard:
+            self._expect(worker_id, now)
+
     def next_at(self) -> int | None:
         """When the shard must be called again even without an input."""
-        instants = (self._timers.next_at(), self._dispatch.next_at(), self._next_forget_at())
+        instants = (self._timers.next_at(), self._dispatch.next_at(), self._forget[0][0] if self._forget else None)
         return min((at for at in instants if at is not None), default=None)
 
     # --- after the acknowledgement -------------------------------------------------------------------------------
@@ -521,35 +559,24 @@ class Shard:
             "heard": len(self._heard),
             "suspects": len(self._suspects),
             "workers": len(self._running) + len(self._worker_heard),
-            "to forget": sum(map(len, self._forget)),
+            "to forget": len(self._forget),
         }
 
     # --- forgetting ----------------------------------------------------------------------------------------------
 
     def _will_forget(self, ended: EndedTask, offset: int) -> None:
-        # Two queues, since each is in order of time only among tasks that are kept equally long.
-        self._forget[self.is_kept_long(ended)].append((ended.keep_until, ended.task_id, offset))
-
-    def _next_forget_at(self) -> int | None:
-        return min((queue[0][0] for queue in self._forget if queue), default=None)
+        heapq.heappush(self._forget, (ended.keep_until, ended.task_id, offset))
 
     def forget_ended(self, now: int) -> None:
         """Drop what is remembered of tasks that ended long enough ago."""
-        for queue in self._forget:
-            while queue and queue[0][0] <= now:
-                keep_until, task_id, offset = queue.popleft()
-                ended = self.state.ended.get(task_id)
-                if ended is not None and ended.keep_until == keep_until:
-                    del self.state.ended[task_id]
-                    if task_id in self.stored:
-                        self.changed.add(task_id)
-                    self.forgotten_offset = max(self.forgotten_offset, offset)
+        while self._forget and self._forget[0][0] <= now:
+            keep_until, task_id, offset = heapq.heappop(self._forget)
+            ended = self.state.ended.get(task_id)
+            if ended is not None and ended.keep_until == keep_until:
+                del self.state.ended[task_id]
+                if task_id in self.stored:
+                    self.changed.add(task_id)
+                self.forgotten_offset = max(self.forgotten_offset, offset)
 
 
 _WORKER = "worker/"  # a task id has no slash, so that the keys of both kinds of timers never meet
-
-
-def _extend(effects: Effects, more: Effects) -> None:
-    effects.events.extend(more.events)
-    effects.replies.extend(more.replies)
-    effects.signals.extend(more.signals)

@@ -134,6 +134,7 @@ def _started(task: Task, event: Event, body: TaskStarted) -> Task:
         attempt=body.attempt,
         worker_id=body.worker_id,
         started_at=body.started_at,
+        start_accepted_at=event.at,
         next_run_at=None,
     )
 

@@ -81,7 +81,7 @@ class ShardStage:
         """A live task."""
         return self.shard.state.tasks[task_id]
 
-    def start(self, task_id: str, worker_id: str = "w") -> int:
+    def start(self, task_id: str, worker_id: str = "w", started_at: int | None = None) -> int:
         """Start the next attempt; its number."""
         task = self.task(task_id)
         attempt = task.attempt + 1
@@ -91,7 +91,7 @@ class ShardStage:
                 task_version=task.version,
                 attempt=attempt,
                 worker_id=worker_id,
-                started_at=self.now,
+                started_at=self.now if started_at is None else started_at,
             )
         )
         return attempt

@@ -7,6 +7,7 @@ by filter; a task that was cancelled is remembered by its shard for 30 s, like e
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 
@@ -15,7 +16,7 @@ import pytest
 from scheduler.core.shard import Shard, ShardSettings
 from schemas.messages import Outcome, Status
 from tests.cases.shard_stage import ShardStage
-from tests.harness import TASKS, Api, Served, history, notes, running
+from tests.harness import TASKS, Api, Served, another_worker, eventually, history, notes, running
 from tidewheel import App, NotSubmitted, Retry, TaskFailed, TaskWasCancelled
 
 
@@ -42,6 +43,28 @@ def test_what_was_cancelled_without_workers_does_not_start_when_they_come(tmp_pa
             with pytest.raises(TaskWasCancelled, match="not needed"):
                 app.handle(cancelled.task_id).result(5)
             assert history(engine).bodies(cancelled.task_id) == ["TaskSubmitted", "TaskCancelled"]
+
+
+def test_what_ended_unstarted_does_not_start_when_a_worker_joins_later() -> None:
+    """(a): the scheduler runs on, as when workers are deployed anew; ready records of the tasks still wait."""
+    app, started = App(), []
+
+    @app.task(name="mark")
+    async def mark(name: str) -> None:
+        started.append(name)
+
+    with running(app, has_worker=False) as engine:
+        cancelled, wanted = mark.submit("cancelled"), mark.submit("wanted")
+        expired = mark.options(start_deadline=datetime.now(UTC) + timedelta(seconds=0.3)).submit("expired")
+        assert cancelled.cancel("not needed").status == Status.CANCELLED
+        eventually(lambda: expired.info().status == Status.FAILED, "the end of what is too late")
+        with another_worker(engine, app) as worker:
+            wanted.result(20)
+            eventually(lambda: worker.stats.returned == 3, "the return of what was there before")
+            mark.submit("afterwards").result(20)
+        assert started == ["wanted", "afterwards"]
+        for handle in (cancelled, expired):
+            assert history(engine).starts(handle.task_id) == []
 
 
 def test_what_was_cancelled_stays_so_after_a_kill(tmp_path: Path) -> None:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler.core.dispatch import (
+    IDLE_LANES_MAX,
     PROBE_US,
     RESEND_US,
     RESEND_US_MAX,
-    WEIGHTS,
+    WINDOW_BYTES_MAX,
     WINDOW_MAX,
     WINDOW_START,
     Dispatch,
-    WeightedChoice,
 )
 from schemas.messages import Priority, Status, Task, TaskSpec
+from schemas.priorities import WEIGHTS, WeightedChoice
 
 PARTITIONS = 3
 
 
-def task(task_id: str, priority: Priority = Priority.MEDIUM, queue: str = "default") -> Task:
-    spec = TaskSpec(task_type="t", priority=priority, queue=queue)
+def task(
+    task_id: str, priority: Priority = Priority.MEDIUM, queue: str = "default", kind: str = "t", payload: bytes = b""
+) -> Task:
+    spec = TaskSpec(task_type=kind, priority=priority, queue=queue, payload=payload)
     return Task(task_id=task_id, spec=spec, status=Status.PENDING, version=1, created_at=0, updated_at=0)
 
 
@@ -135,3 +138,32 @@ def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
     dispatch.started("4")
     dispatch.offer(task("new"))
     assert [record.partition for record in dispatch.pick(0)] == [1]
+
+
+def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> None:
+    blocking = [task(f"def-{i}", kind="blocking") for i in range(30)]
+    dispatch = offered(*blocking)
+    sent(dispatch)
+    for one in blocking[:WINDOW_START]:
+        dispatch.given_back(one, now=0, is_full=True)
+    dispatch.offer(task("async", kind="coroutine"))
+    assert sent(dispatch, now=1) == ["async"]
+
+
+def test_what_is_out_is_bounded_by_bytes_too() -> None:
+    large = [task(str(i), payload=bytes(256 * 1024)) for i in range(100)]
+    dispatch = offered(*large)
+    for one in sent(dispatch):
+        dispatch.started(one)
+    out = sent(dispatch)
+    assert sum(256 * 1024 for _ in out) <= WINDOW_BYTES_MAX + 256 * 1024
+
+
+def test_names_that_come_and_go_leave_nothing_behind() -> None:
+    dispatch = Dispatch(PARTITIONS)
+    for number in range(1_000):
+        dispatch.offer(task(f"a{number}", queue=f"q{number}"))
+        for one in sent(dispatch):
+            dispatch.started(one)
+    assert len(dispatch._lanes) <= IDLE_LANES_MAX + 1
+    assert len(dispatch._load) <= 3 * (IDLE_LANES_MAX + 1)

@@ -297,8 +297,9 @@ def test_a_thread_that_cannot_be_stopped_loses_its_seat(threads: ThreadExecutor,
     threads.start(calls)
     for _ in calls:
         assert begun.acquire(timeout=WAIT_S)
-    for call in calls:
-        threads.kill(call)
+    assert threads.kill(calls[0])
+    assert not threads.kill(calls[0])  # "runs on" is said once, and of this call only
+    assert threads.kill(calls[1])
     assert threads.abandoned == 2
     threads.start([sink.call(lambda: 1), sink.call(lambda: 1)])
     assert [sink.next()[1] for _ in range(2)] == [Succeeded(b"1")] * 2

@@ -16,7 +16,7 @@ from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage, SqliteView
 from infra.topics import embedded_catalog
 from scheduler.core.task import evolve
-from scheduler.ports import AttemptOutcome, Entry, Position, TaskChange, TaskRow, TopicPartition
+from scheduler.ports import AttemptOutcome, Entry, Position, TaskChange, TaskRow, TopicPartition, View
 from scheduler.projector import KNOWN_MAX, Known, Projector, changes_of
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable
@@ -367,6 +367,35 @@ def test_a_view_that_is_ahead_of_the_log_is_another_logs(bench: Bench) -> None:
     bench.view.apply(1, [], Position(end + 1, 1))
     with pytest.raises(Fatal, match="another log"):
         bench.begin()
+
+
+class Stuck:
+    """A view that takes nothing."""
+
+    def __init__(self, view: View) -> None:
+        self.positions, self.task = view.positions, view.task
+
+    def apply(self, *_: object) -> None:
+        raise Retriable("no answer")
+
+
+def test_a_projector_that_gets_nowhere_is_told_from_one_without_work(bench: Bench) -> None:
+    now, view = [0.0], bench.view
+    projector = Projector(bench.reader, view, CODEC, PARTITIONS, monotonic=lambda: now[0])
+    now[0] = 100.0
+    projector.step(0)
+    assert projector.stalled_s() == 0  # there is nothing to do
+    bench.append(event(SUBMITTED, 1))
+    projector._view = Stuck(view)  # type: ignore[assignment]
+    for _ in range(3):
+        now[0] += 3
+        with pytest.raises(Retriable):
+            projector.step(0)
+    assert projector.stalled_s() == 9
+    projector._view = view
+    projector.step(0)
+    assert (projector.stalled_s(), projector.lag()) == (0, 0)
+    projector.close()
 
 
 def test_a_running_projector_applies_what_comes_and_stops_when_told(bench: Bench) -> None:

@@ -30,11 +30,12 @@ from schemas.messages import (
     Verdict,
     WorkerHeartbeat,
 )
-from schemas.topics import ready_topic
+from schemas.topics import TASK_REPORTS, ready_topic
 from tests import pool_app
 from tests.worker_stage import SHARDS, WAIT_S, ManualClock, Stage
 from workers.context import Context
 from workers.errors import Snooze
+from workers.outbox import BATCH_MAX, IfLost, Outbox, Outgoing
 from workers.registry import Handler
 
 
@@ -269,6 +270,20 @@ def test_a_record_that_was_given_back_may_come_again(stage: Stage, gate: Gate, c
     stage.expect(lambda: stage.of(AttemptSucceeded, task_id="b"))
 
 
+def test_what_was_there_before_the_worker_came_is_given_back_unstarted(stage: Stage) -> None:
+    """C18: it may have been called void when nobody listened. What its shard sends again is run."""
+    ready = stage.offer("echo", 1, task_id="t")
+    worker = stage.worker(echo)
+    stage.expect(lambda: stage.about(ready))
+    (returned,) = stage.of(AttemptReturned)
+    assert (returned.task_id, returned.is_started, returned.reason) == ("t", False, "not fresh")
+    stage.offer("echo", 2, task_id="t")
+    stage.expect(lambda: stage.of(AttemptSucceeded))
+    assert [report.result for report in stage.of(AttemptSucceeded)] == [b"2"]
+    assert worker.runtime.stats.started == 1
+    stage.expect(lambda: stage.committed().get(TopicPartition(ready_topic("default", Priority.MEDIUM), 0)) == 2)
+
+
 def test_a_slot_that_is_free_goes_to_the_more_urgent(stage: Stage, gate: Gate) -> None:
     """C27."""
     stage.worker(gate.hold, slots=1)
@@ -400,6 +415,29 @@ def test_cancel_stops_a_handler_and_its_result_stands_if_it_was_first(
     assert isinstance(stage.outcome(stopping), AttemptCancelled)
     gate.open()
     assert isinstance(stage.outcome(finishing), AttemptSucceeded)
+
+
+def test_a_repeated_cancel_does_not_cut_the_clean_up_short(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    """C18: the shard says it again with each heartbeat, until the attempt ended."""
+    cleaned = []
+
+    async def cleaning(context: Context) -> None:
+        try:
+            gate.begun.put(context.task_id)
+            await asyncio.sleep(WAIT_S)
+        finally:
+            await gate.hold_async(context)
+            cleaned.append(context.task_id)
+
+    worker = stage.worker(cleaning, clock=clock)
+    ready = stage.offer("cleaning")
+    for _ in range(2):  # it begins, then it cleans up
+        gate.await_begun()
+        stage.signal(worker, ready, SignalKind.CANCEL)
+    stage.outcome(stage.offer("no-such-type"))
+    gate.open()
+    assert isinstance(stage.outcome(ready), AttemptCancelled)
+    assert cleaned == [ready.task_id]
 
 
 def test_what_ignores_a_cancel_is_stopped_after_the_grace(stage: Stage, gate: Gate, clock: ManualClock) -> None:
@@ -568,6 +606,24 @@ def test_an_outcome_that_may_be_lost_is_sent_again(stage: Stage, gate: Gate, clo
     assert log.lost == 0
 
 
+def test_lost_reports_are_sent_again_in_their_order(stage: Stage) -> None:
+    log = faulty(stage)
+    log.lost = 3
+    outbox = Outbox(log, on_stored=print, on_lost=print, linger_ms=0)
+    keys = [b"%d" % n for n in range(2 * BATCH_MAX + 1)]
+    for key in keys:
+        outbox.add(Outgoing(Entry(TASK_REPORTS, 0, key, b""), IfLost.REPEAT), is_urgent=True)
+    outbox.flush(0)
+    assert outbox.unacknowledged == len(keys)
+    outbox.add(Outgoing(Entry(TASK_REPORTS, 0, b"last", b""), IfLost.REPEAT), is_urgent=True)
+    while outbox.unacknowledged:
+        log.poll(WAIT_S)
+    outbox.flush(0)
+    reader = stage.log.reader()
+    reader.seek(TopicPartition(TASK_REPORTS, 0), 0)
+    assert [record.key for record in reader.take(len(keys) + 2)] == [*keys, b"last"]
+
+
 def test_a_worker_without_its_log_ends_with_the_reason(stage: Stage) -> None:
     worker = stage.worker(echo)
     stage.broker.failure = Fatal("the disk is gone")
@@ -593,6 +649,7 @@ def test_within_the_grace_running_attempts_finish_and_the_rest_goes_to_another_w
     ending.runtime.stop()
     stage.expect(lambda: len(stage.of(AttemptReturned)) == 8)
     assert {(report.is_started, report.reason) for report in stage.of(AttemptReturned)} == {(False, "shutdown")}
+    stage.expect(lambda: not stage.members())
     other = stage.worker(gate.hold, worker_id="other")
     again = [stage.offer("hold", task_id=ready.task_id) for ready in fetched]
     begun = {gate.await_begun() for _ in again}

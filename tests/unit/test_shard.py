@@ -1,0 +1,171 @@
+"""What one shard keeps right at the edges of time and memory: each a fault that was there once."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec.structs import replace
+
+from scheduler.core.shard import Effects, Shard, ShardSettings
+from schemas.messages import (
+    DiscardTask,
+    EndedTask,
+    Outcome,
+    RedriveTask,
+    SignalKind,
+    Status,
+    SubmitTask,
+    Task,
+    TaskAttemptLost,
+    TaskSpec,
+)
+from tests.cases.shard_stage import ShardStage
+
+SECOND = 1_000
+HOUR = 3_600 * SECOND
+SETTINGS = ShardSettings()
+KEY_WINDOW_MS = SETTINGS.idempotency_window_us // 1_000
+KEPT_MS = SETTINGS.ended_kept_us // 1_000
+
+
+def stage(settings: ShardSettings = SETTINGS) -> ShardStage:
+    return ShardStage(Shard(0, settings, Random(1)))
+
+
+def submission(task_id: str, now: int, **spec: object) -> SubmitTask:
+    wanted = TaskSpec(task_type="t", idempotency_key="k", **spec)  # type: ignore[arg-type]
+    return SubmitTask(request_id="r", task_id=task_id, spec=wanted, submitted_at=now, fingerprint="f", reply_to=0)
+
+
+def outcome(effects: Effects) -> Outcome:
+    (_, reply), *_ = effects.replies
+    return reply.outcome
+
+
+def end(at: ShardStage, task_id: str) -> EndedTask:
+    at.start(task_id)
+    at.succeed(task_id)
+    known = at.shard.known(task_id)
+    assert isinstance(known, EndedTask)
+    return known
+
+
+def test_a_key_used_anew_survives_a_checkpoint_that_still_has_the_old_task() -> None:
+    at = stage()
+    at.request(submission("key-a", at.now))
+    old = end(at, "key-a")
+    at.advance(KEY_WINDOW_MS + 1)
+    at.let_time_work()
+    second = at.request(submission("key-a", at.now))
+    assert outcome(second) is Outcome.ACCEPTED
+    reloaded = Shard(0, SETTINGS, Random(1))
+    reloaded.restore(old)  # the checkpoint from before it was forgotten
+    for event in second.events:
+        reloaded.evolve(event)
+    assert reloaded.state.tasks == at.shard.state.tasks
+    assert "key-a" in reloaded.state.tasks and not reloaded.state.ended
+
+
+def test_a_key_is_free_again_at_its_time_whoever_else_is_remembered() -> None:
+    at = stage()
+    at.request(submission("key-early", at.now, scheduled_at=at.now + 20 * HOUR * 1_000))
+    at.advance(19 * HOUR)
+    at.request(submission("key-late", at.now))
+    end(at, "key-late")
+    at.advance(1 * HOUR)
+    at.let_time_work()
+    end(at, "key-early")
+    at.advance(4 * HOUR + 1)
+    at.let_time_work()
+    assert at.shard.known("key-early") is None
+    assert isinstance(at.shard.known("key-late"), EndedTask)
+    assert outcome(at.request(submission("key-late", at.now))) is Outcome.DUPLICATE
+    assert outcome(at.request(submission("key-early", at.now))) is Outcome.ACCEPTED
+
+
+def test_a_discard_at_the_last_moment_is_remembered_long_enough() -> None:
+    at = stage()
+    at.submit("a", retry=replace(TaskSpec(task_type="t").retry, max_attempts=1))
+    at.start("a")
+    shown = at.task("a")
+    at.fail("a")
+    dead = at.shard.known("a")
+    assert isinstance(dead, EndedTask) and dead.status is Status.DEAD
+    shown = replace(shown, status=Status.DEAD, version=dead.version)
+    before_discard = len(at.events)
+    at.advance(KEPT_MS - 1)
+    at.request(DiscardTask(request_id="r", task=shown, view_offset=before_discard, reply_to=0))
+    at.advance(2)
+    at.let_time_work()
+    stale = RedriveTask(request_id="r", task=shown, view_offset=before_discard, reply_to=0)
+    assert outcome(at.request(stale)) is Outcome.VIEW_BEHIND
+    at.advance(KEPT_MS)
+    at.let_time_work()
+    assert at.shard.known("a") is None
+    assert outcome(at.request(stale)) is Outcome.VIEW_BEHIND
+
+
+def test_a_process_that_stood_still_does_not_blame_its_workers() -> None:
+    at = stage()
+    at.submit("a")
+    at.start("a")
+    at.advance(60 * SECOND)  # suspended: nothing was read and nothing could be
+    at.shard.excuse_silence(at.now)
+    at.let_time_work()
+    assert at.task("a").status is Status.RUNNING
+    at.advance(SETTINGS.worker_timeout_us // 1_000 + 1)
+    at.let_time_work()
+    assert isinstance(at.events[-1].body, TaskAttemptLost)
+
+
+def test_workers_are_told_of_a_ready_record_whose_task_expired() -> None:
+    at = stage()
+    at.submit("a", start_deadline_at=at.now + 5_000_000)
+    assert [ready.task_id for _, ready in at.shard.dispatch(at.now)] == ["a"]
+    at.advance(6 * SECOND)
+    effects = at.shard.fire_timers(at.now)
+    assert [signal.kind for signal in effects.signals] == [SignalKind.REVOKE]
+    assert at.shard.known("a").status is Status.FAILED  # type: ignore[union-attr]
+
+
+def test_the_attempt_s_time_runs_from_when_its_start_was_accepted() -> None:
+    at = stage()
+    at.submit("a", timeout_ms=1_000)
+    at.start("a", started_at=at.now - 3_600_000_000)  # by the clock of a worker that is an hour late
+    at.advance(1 * SECOND)
+    at.let_time_work()
+    assert at.task("a").status is Status.RUNNING
+
+
+def test_a_doubled_event_does_not_move_the_inputs_back() -> None:
+    at = stage()
+    first, second = at.submit("a"), at.submit("b")
+    at.shard.evolve(first.events[0])
+    assert at.shard.state.positions["task-requests"] == second.events[0].source_offset + 1  # type: ignore[operator]
+
+
+def test_a_full_shard_says_so() -> None:
+    at = stage(ShardSettings(tasks_max=2, ended_max=1))
+    assert outcome(at.request(submission("key-1", at.now))) is Outcome.ACCEPTED
+    assert outcome(at.submit("b")) is Outcome.ACCEPTED
+    assert outcome(at.submit("c")) is Outcome.OVERLOADED
+    end(at, "key-1")
+    assert outcome(at.request(submission("key-2", at.now))) is Outcome.OVERLOADED
+    assert outcome(at.submit("c")) is Outcome.ACCEPTED
+
+
+def test_a_task_is_always_known_as_one_or_the_other() -> None:
+    at = stage()
+    at.submit("a")
+    at.start("a")
+    seen: list[Task | EndedTask | None] = []
+    tasks = at.shard.state.tasks
+
+    class Watching(dict[str, Task]):
+        def pop(self, task_id: str, *default: object) -> object:  # type: ignore[override]
+            seen.append(at.shard.state.ended.get(task_id))
+            return super().pop(task_id, *default)
+
+    at.shard.state.tasks = Watching(tasks)
+    at.succeed("a")
+    assert [known.status for known in seen if known] == [Status.SUCCEEDED]
