@@ -692,6 +692,12 @@ class LocalBroker:
             raise Fatal(f"topic {topic} has partitions 0 to {spec.partitions - 1}, not {number}")
         return self._add(TopicPartition(topic, number), spec, Extent(0, 0))
 
+    def extent(self, key: TopicPartition) -> Extent:
+        """The oldest offset that readers are given, and the one behind the last record that readers may see."""
+        with self.lock:
+            partition = self.find(*key)
+            return Extent(partition.oldest, partition.visible)
+
     def join(self, connection: LocalLog, group: str, topics: Iterable[str]) -> LocalMember:
         """What `LocalLog.member` does."""
         with self.lock:

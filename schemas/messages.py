@@ -294,6 +294,10 @@ class AttemptCancelled(Message, frozen=True, kw_only=True):
     finished_at: int
 
 
+NO_FREE_SLOT = "no free slot"  # why a record is given back: the shard holds its type back until a slot is free
+NOT_FRESH = "not fresh"  # it was there before the worker was: void maybe, or what ended the worker before
+
+
 class AttemptReturned(Message, frozen=True, kw_only=True):
     """A worker gives a task back: unstarted (no free slot, shutting down) or started and stopped at shutdown."""
 

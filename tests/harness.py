@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -34,6 +35,8 @@ from schemas.messages import (
 )
 from schemas.topics import TASK_EVENTS, TASK_REPORTS
 from tidewheel import App, Engine
+from workers.runtime import WorkerRuntime
+from workers.settings import WorkerSettings
 
 WAIT_S = 30.0  # until a test gives up on what must come about
 LOOK_EVERY_S = 0.005
@@ -66,6 +69,21 @@ def running(app: App | None, data: Path | None = None, /, **settings: Any) -> It
     finally:
         engine.stop(grace_s=0)
     assert engine.failure is None
+
+
+@contextlib.contextmanager
+def another_worker(engine: Engine, app: App) -> Iterator[WorkerRuntime]:
+    """One more worker of a running engine; at the end nothing is waited for."""
+    settings = WorkerSettings(worker_id="another", queues=tuple({handler.queue for handler in app.registry}))
+    worker = WorkerRuntime(engine.broker.connect(), _codec, app.registry, engine.clock, settings, SHARDS)
+    with ThreadPoolExecutor(1, "another-worker") as threads:
+        running = threads.submit(worker.run)
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            worker.stop()
+            running.result(WAIT_S)
 
 
 def report(engine: Engine, task_id: str, *reports: Report) -> None:

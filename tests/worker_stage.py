@@ -170,6 +170,10 @@ class Stage:
         assert isinstance(began, AttemptStarted)
         return ended
 
+    def members(self, queue: str = "default") -> int:
+        """How many workers share a queue."""
+        return len(self.broker._groups[f"workers.{queue}"].members)
+
     def committed(self, queue: str = "default") -> dict[TopicPartition, int]:
         """How far the workers of a queue committed."""
         return dict(self.broker._groups[f"workers.{queue}"].committed)

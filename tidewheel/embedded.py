@@ -1,16 +1,14 @@
 """The embedded engine: log, shards, view, API and a worker in this process, over files in one folder.
 
 The same parts as on Kafka and Cassandra, wired here to their SQLite adapters. Each part has a thread of its own; if one
-of them dies, the engine says why and stops.
+of them dies, `wait` returns and `failure` says why: the engine is then to be stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ import msgspec
 import structlog
 import uvicorn
 
-from infra.local import LocalBroker, LocalLog
+from infra.local import Extent, LocalBroker, LocalLog
 from infra.remote import SOCKET_NAME, Facts, LogServer
 from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView, Unusable, put_aside
 from infra.topics import embedded_catalog
@@ -44,6 +42,7 @@ from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
 from tidewheel.logs import log_as_a_library
 from tidewheel.metrics import engine_metrics
+from tidewheel.tuning import tuned
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
@@ -53,10 +52,6 @@ if TYPE_CHECKING:
 MEMORY = ":memory:"
 STALLED_S = 5.0  # a part that made no progress for so long is not well
 START_S = 300.0  # how long a start may take: reading the checkpoints and the events after them
-# Objects made before the collector looks for cycles. Tasks are many and long-lived, and none of ours form cycles: with
-# the default of 700 a tenth of the time went into looking at them again and again.
-GC_THRESHOLD = 50_000
-SWITCH_S = 0.0005  # between threads; with the default of 5 ms a commit that is done waits for whoever computes
 JOIN_S = 15.0  # how long one part may take to stop
 
 _log = structlog.get_logger(__name__)
@@ -104,13 +99,13 @@ class Engine:
     def start(self) -> None:
         """Open the files, load the shards, begin to work. Raises Fatal if that can't be done; then nothing is left."""
         log_as_a_library()
-        gc.set_threshold(GC_THRESHOLD, 20, 50)
-        sys.setswitchinterval(SWITCH_S)
         try:
+            self._files.enter_context(tuned())
             self._open()
             self._run("scheduler", self._run_scheduler)
             self._run("projector", lambda: self.projector.run(self._stopping))
-            self.gateway.start()
+            self._run("gateway", self._run_gateway)
+            self._wait_until("the gateway reads replies", lambda: self.gateway.failure is None)
             self._wait_until("the shards are loaded", self._is_loaded)
             self._wait_until("the view has caught up", self._has_caught_up)
             if self.settings.port is not None:
@@ -126,7 +121,10 @@ class Engine:
             self._app.use(LocalBackend(self.service))
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Finish what runs, within the grace; then stop part by part and close the files. Idempotent."""
+        """Finish what runs, within the grace; then stop part by part and close the files. Idempotent.
+
+        `grace_s` can only shorten the grace of the settings.
+        """
         if self._app is not None:
             self._app.use(None)
         self._stop_intake(grace_s)
@@ -150,12 +148,18 @@ class Engine:
             self._server.should_exit = True
         if self._worker is not None:
             self._worker.stop()
-            if grace_s == 0:
-                self._worker.stop()
-        for thread in [thread for thread in self._threads if thread.name in ("worker", "api")]:
-            thread.join(self.settings.grace_s + JOIN_S)
+        if grace_s is not None and grace_s < self.settings.grace_s:
+            self._join("worker", grace_s)
+            self.hurry()
+        for part in ("worker", "api"):
+            self._join(part, self.settings.grace_s + JOIN_S)
         if self._log_server is not None:
             self._log_server.stop()
+
+    def _join(self, part: str, timeout_s: float) -> None:
+        for thread in self._threads:
+            if thread.name == part:
+                thread.join(max(0.0, timeout_s))
 
     def hurry(self) -> None:
         """Shorten the worker's grace to nothing (a second signal)."""
@@ -187,8 +191,8 @@ class Engine:
         self.view = self._open_view()
         opened(self.view.close)
         self._logs: list[LocalLog] = [self.broker.connect(commits=True), self.broker.connect()]
-        events = [TopicPartition(TASK_EVENTS, shard) for shard in range(settings.shards)]
-        self._found_events = [self._logs[1].end_offset(partition) for partition in events]
+        self._found_events = [extent.next_offset for extent in self._extents()]
+        self._warn_of_missing_events()
         owner = RuntimeSettings(owner=_process_name(rng), shard=settings.shard)
         self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
         self.projector = Projector(self._logs[1], self.view, codec, settings.shards)
@@ -215,6 +219,22 @@ class Engine:
             _log.warning("the view is made again", reason=str(error), kept_as=str(put_aside(Path(place))))
             return SqliteView(place)
 
+    def _extents(self) -> list[Extent]:
+        """What the log has of the events now, by shard."""
+        return [self.broker.extent(TopicPartition(TASK_EVENTS, shard)) for shard in range(self.settings.shards)]
+
+    def _warn_of_missing_events(self) -> None:
+        positions = self.view.positions()
+        for shard, extent in enumerate(self._extents()):
+            begins_at = positions[shard].next_offset if shard in positions else 0
+            if begins_at < extent.oldest:
+                _log.warning(
+                    "the view stays incomplete: events that it lacks are past their retention; ended tasks and dead "
+                    "letters of that time cannot be found any more",
+                    shard=shard,
+                    lost_events=extent.oldest - begins_at,
+                )
+
     def _place(self, name: str) -> str | Path:
         data = self.settings.data
         if data is None:
@@ -227,6 +247,11 @@ class Engine:
 
     def _run_scheduler(self) -> None:
         self.runtime.run(self._stopping)
+
+    def _run_gateway(self) -> None:
+        self.gateway.run()
+        if not self._stopping.is_set():
+            raise self.gateway.failure or Fatal("the gateway ended")
 
     def _start_worker(self, app: App) -> None:
         queues = tuple(sorted({handler.queue for handler in app.registry}))
@@ -306,12 +331,13 @@ class Engine:
     def health(self) -> Health:
         """Whether every part makes progress."""
         idle_s = (self.clock.now_us() - self.runtime.last_step_at) / 1e6
-        lag = self.projector.lag()
+        stalled_s = self.projector.stalled_s()
         worker = self._worker
+        projector = f"{self.view_lag()} events behind, last progress {stalled_s:.1f} s ago"
         parts = [
             PartHealth(name="scheduler", is_ok=idle_s < STALLED_S, detail=f"last turn {idle_s:.1f} s ago"),
             PartHealth(name="shards", is_ok=self._is_loaded(), detail=f"{len(self.runtime.hosts)} hosted"),
-            PartHealth(name="projector", is_ok=self._is_alive("projector"), detail=f"{lag} events behind"),
+            PartHealth(name="projector", is_ok=stalled_s < STALLED_S, detail=projector),
             PartHealth(name="gateway", is_ok=self.gateway.stalled_s() < STALLED_S, detail=""),
         ]
         if worker is not None:
@@ -319,6 +345,11 @@ class Engine:
             detail = f"{worker.stats.running} of {worker.stats.slots} slots busy, {worker.stats.abandoned} abandoned"
             parts.append(PartHealth(name="worker", is_ok=is_ok, detail=detail))
         return Health(parts=tuple(parts))
+
+    def view_lag(self) -> int:
+        """How many events are not in the view yet; from any thread."""
+        extents = enumerate(self._extents())
+        return sum(max(0, extent.next_offset - self.projector.applied(shard)) for shard, extent in extents)
 
     def _is_alive(self, part: str) -> bool:
         return any(thread.name == part and thread.is_alive() for thread in self._threads)

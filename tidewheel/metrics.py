@@ -34,9 +34,7 @@ class _EngineCollector(Collector):
             "Reports of attempts that did not run any more.",
             sum(host.shard.stale_reports for host in shards),
         )
-        yield GaugeMetricFamily(
-            "tidewheel_view_lag_events", "Events not yet in the view.", self._engine.projector.lag()
-        )
+        yield GaugeMetricFamily("tidewheel_view_lag_events", "Events not yet in the view.", self._engine.view_lag())
         yield from self._worker()
 
     def _tasks(self) -> Metric:

@@ -52,8 +52,8 @@ class Executor(Protocol):
     def terminate(self, call: Call) -> None:
         """Make a call stop, as far as the executor can while cleaning up is still possible."""
 
-    def kill(self, call: Call) -> None:
-        """Give a call up at once. What cannot be killed runs on, counted as abandoned, in nobody's slot."""
+    def kill(self, call: Call) -> bool:
+        """Give a call up at once. True: it can't be killed and runs on, counted as abandoned, in nobody's slot."""
 
     def close(self) -> None:
         """End everything within a few seconds; idempotent."""
@@ -105,10 +105,11 @@ class AsyncExecutor:
         call.context.mark_cancelled()
         self._loop.call_soon_threadsafe(self._insist, call)
 
-    def kill(self, call: Call) -> None:
+    def kill(self, call: Call) -> bool:
         """Give the coroutine up."""
         self._abandoned.add(call)
         self._loop.call_soon_threadsafe(self._forget_if_ended, call)
+        return True
 
     def close(self) -> None:
         """Cancel what runs, end the loop."""
@@ -264,16 +265,16 @@ class ThreadExecutor:
                 ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TaskCancelled)
             )
 
-    def kill(self, call: Call) -> None:
-        """Give the call up; its thread ends whenever it ends."""
+    def kill(self, call: Call) -> bool:
+        """Give the call up; its thread, if it has one, ends whenever it ends."""
         with self._lock:
-            if call not in self._active:
-                return
-            seat = self._active.pop(call)
-            if seat is not None:
-                seat.is_abandoned = True
-                self._abandoned.add(seat)
-                del self._threads[seat]
+            seat = self._active.pop(call, None)
+            if seat is None:
+                return False
+            seat.is_abandoned = True
+            self._abandoned.add(seat)
+            del self._threads[seat]
+            return True
 
     def close(self) -> None:
         """Let the threads end. What still runs is left behind: the threads are daemons."""

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.messages import Priority, ReadyTask
+from schemas.priorities import WEIGHTS, WeightedChoice
 from workers.registry import ExecutorKind, Handler
-
-WEIGHTS = {Priority.HIGH: 70, Priority.MEDIUM: 25, Priority.LOW: 5}
 
 Key = tuple[str, int]  # task id and attempt: what reports and signals name
 Version = tuple[str, int, int]  # task id, attempt and task version: what a signal calls void
@@ -17,11 +16,15 @@ Stamp = tuple[int, int]  # when the task was accepted, and its version: of two r
 
 
 class Progress:
-    """Which records of one partition are settled. `position` is never beyond one that isn't."""
+    """Which records of one partition are settled. `position` is never beyond one that isn't.
 
-    __slots__ = ("_open", "_settled", "committed", "position")
+    Records below `fresh_from` were there before the partition was begun.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_open", "_settled", "committed", "fresh_from", "position")
+
+    def __init__(self, fresh_from: int = 0) -> None:
+        self.fresh_from = fresh_from
         self._open: deque[int] = deque()
         self._settled: set[int] = set()
         self.position: int | None = None
@@ -62,7 +65,7 @@ class Intake:
         self._lanes: dict[ExecutorKind, dict[Priority, deque[Waiting]]] = {
             kind: {priority: deque() for priority in WEIGHTS} for kind in ExecutorKind
         }
-        self._credits = {kind: dict.fromkeys(WEIGHTS, 0) for kind in ExecutorKind}
+        self._choices = {kind: WeightedChoice() for kind in ExecutorKind}
         self._ready: dict[Key, ReadyTask] = {}
 
     def __len__(self) -> int:
@@ -95,18 +98,9 @@ class Intake:
         candidates = [priority for priority, lane in lanes.items() if lane]
         if not candidates:
             return None
-        chosen = candidates[0] if len(candidates) == 1 else self._choose(kind, candidates)
-        waiting = lanes[chosen].popleft()
+        waiting = lanes[self._choices[kind].choose(candidates)].popleft()
         del self._ready[_key(waiting)]
         return waiting
-
-    def _choose(self, kind: ExecutorKind, candidates: list[Priority]) -> Priority:
-        credits = self._credits[kind]
-        for candidate in candidates:
-            credits[candidate] += WEIGHTS[candidate]
-        best = max(candidates, key=credits.__getitem__)
-        credits[best] -= sum(WEIGHTS[candidate] for candidate in candidates)
-        return best
 
     def oldest_at(self) -> int | None:
         """When the record that waits longest was taken."""

@@ -50,6 +50,7 @@ class Outbox:
         self._linger_us = linger_ms * 1000
         self._on_lost = on_lost
         self._waiting: list[Outgoing] = []
+        self._returned = 0  # how many at the head came back since the last append
         self._retry_at = 0
         self._send_at: int | None = None  # of the oldest that waits; None: not looked at yet
         self._is_refused = False
@@ -95,6 +96,7 @@ class Outbox:
                 self._retry_at = now + RETRY_US
                 break
             del self._waiting[: len(batch)]
+            self._returned = 0
             self.unacknowledged += len(batch)
         self._is_refused = bool(self._waiting)
         if not self._waiting:
@@ -122,7 +124,9 @@ class Outbox:
             self.failure = error
             return
         log.warning("the log may have lost %d reports: %s", len(batch), error)
-        self._waiting[:0] = [outgoing for outgoing in batch if outgoing.if_lost is IfLost.REPEAT]
+        again = [outgoing for outgoing in batch if outgoing.if_lost is IfLost.REPEAT]
+        self._waiting[self._returned : self._returned] = again  # behind those of the batch before, which was lost too
+        self._returned += len(again)
         for outgoing in batch:
             if outgoing.if_lost is IfLost.TELL:
                 if outgoing.progress is not None:

@@ -196,7 +196,7 @@ class ProcessExecutor:
                 child.state = _State.STOPPING
                 child.signal_group(signal.SIGTERM)
 
-    def kill(self, call: Call) -> None:
+    def kill(self, call: Call) -> bool:
         """SIGKILL to the whole process group."""
         with self._lock:
             child = self._by_call.pop(call, None)
@@ -204,6 +204,7 @@ class ProcessExecutor:
                 child.call = None
                 child.state = _State.STOPPING
                 child.signal_group(signal.SIGKILL)
+        return False
 
     def close(self) -> None:
         """SIGTERM, and SIGKILL for what is still there after a moment."""

@@ -23,6 +23,8 @@ from schemas.codec import Codec
 from schemas.errors import DecodeError, Retriable
 from schemas.messages import (
     EVERY_WORKER,
+    NO_FREE_SLOT,
+    NOT_FRESH,
     AttemptCheckpointed,
     AttemptReturned,
     AttemptStarted,
@@ -48,7 +50,6 @@ from workers.settings import WorkerSettings, WorkerStats
 
 log = logging.getLogger(__name__)
 
-NO_FREE_SLOT = "no free slot"  # the shard knows this reason: it holds the queue back until a slot is free
 SHUTDOWN = "shutdown"
 POLL_S_MAX = 1.0  # of one wait, should a wake-up be lost
 SPARE = 16  # records taken although there is no slot for them, so that they can be given back and run elsewhere
@@ -224,9 +225,11 @@ class WorkerRuntime:
             known = self._owned[place]
             if assigned is known or assigned == known:
                 continue
+            # What a partition holds already may have been called void when this worker did not listen.
+            begun = {partition: Progress(self._log.end_offset(partition)) for partition in assigned - known}
             self._intake.drop([self._progress.pop(partition) for partition in known - assigned])
-            for partition in assigned - known:
-                self._progress[partition] = Progress()
+            for partition, progress in begun.items():
+                self._progress[partition] = progress
                 member.resume(partition)
             self._owned[place] = assigned
 
@@ -246,6 +249,8 @@ class WorkerRuntime:
             elif attempt is not None:
                 self._disown(attempt, now)
         elif signal.kind is SignalKind.CANCEL and attempt is not None and attempt.sealed is None:
+            if attempt.call.context.is_cancelled:
+                return  # the shard repeats it with each heartbeat; the handler may be cleaning up
             self._executors[attempt.kind].cancel(attempt.call)
             self._attempts.set_alarm(now + signal.grace_ms * 1000, attempt, Alarm.GRACE_OVER)
 
@@ -304,8 +309,12 @@ class WorkerRuntime:
         handler = self._registry.get(ready.task_type)
         if handler is None:
             self._refuse_type(ready, progress, record.offset, now)
+            return
+        waiting = Waiting(ready, handler, progress, record.offset, now)
+        if record.offset < progress.fresh_from:
+            self._give_back(waiting, NOT_FRESH, now)
         else:
-            self._intake.put(Waiting(ready, handler, progress, record.offset, now))
+            self._intake.put(waiting)
 
     def _is_duplicate(self, ready: ReadyTask, now: int) -> bool:
         """Whether the attempt was begun here. An update of a waiting task sends it again, with a higher version."""
@@ -446,9 +455,7 @@ class WorkerRuntime:
         self._attempts.set_alarm(now + self._settings.kill_grace_ms * 1000, attempt, Alarm.KILL)
 
     def _kill(self, attempt: Attempt, now: int) -> None:
-        executor = self._executors[attempt.kind]
-        executor.kill(attempt.call)
-        if executor.abandoned:
+        if self._executors[attempt.kind].kill(attempt.call):
             log.warning(
                 "task %s (%s) can't be stopped and runs on in the background; executor 'process' can be killed",
                 attempt.call.ready.task_id,

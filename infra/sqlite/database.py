@@ -108,7 +108,7 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: "cannot be written: check owner and mode of the file and its folder",
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that its folder exists, its owner and its mode",
     sqlite3.SQLITE_IOERR: "the disk reported an error: check the disk and the system's log",
-    sqlite3.SQLITE_CORRUPT: "is damaged: put it aside and restore a copy (a view may be deleted, it is built again)",
+    sqlite3.SQLITE_CORRUPT: "is damaged: put it aside and restore a copy (a view is built again without one)",
     sqlite3.SQLITE_NOTADB: "is no SQLite file: name another one, or put this one aside",
     sqlite3.SQLITE_NOMEM: "there is no memory left: give the process more",
 }

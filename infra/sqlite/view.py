@@ -1,4 +1,4 @@
-"""Status in a SQLite file that may be thrown away: everything in it is in the events.
+"""Status in a SQLite file that follows from the events. Thrown away, it is made again from those that are kept.
 
 A row is the message-packed `TaskRow` with its attempts, beside the columns that lists filter by. `apply` reads the
 rows that its changes touch with one statement, merges, and writes them with a few of many rows each: among busy threads
@@ -192,12 +192,18 @@ class SqliteView:
                 with translated(self._path):
                     yield self._writer
                 return
-            connection = self._idle.pop() if self._idle else connect(self._path, Synchronous.NORMAL)
+            connection = self._idle_or_new()
             try:
                 with translated(self._path):
                     yield connection
             finally:
                 self._idle.append(connection)
+
+    def _idle_or_new(self) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:  # asking first whether there is one would race with the other readers
+            return connect(self._path, Synchronous.NORMAL)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -436,7 +436,11 @@ def _expired(task: Task, status: Status, message: str) -> TaskExpired:
 def _timed_out(task: Task, now: int) -> AttemptFailed:
     message = f"no report within {task.spec.timeout_ms} ms of the start"
     error = TaskError(
-        kind=ErrorKind.TIMEOUT, type="tidewheel.AttemptTimeout", message=message, verdict=Verdict.LIKELY_RETRYABLE
+        kind=ErrorKind.TIMEOUT,
+        type="tidewheel.AttemptTimeout",
+        message=message,
+        bases=("TimeoutError", "OSError", "Exception", "BaseException"),
+        verdict=Verdict.LIKELY_RETRYABLE,
     )
     return AttemptFailed(
         task_id=task.task_id, attempt=task.attempt, worker_id=task.worker_id or "", finished_at=now, error=error

@@ -21,6 +21,8 @@ from scheduler.core.dispatch import Dispatch
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.timers import Timers
 from schemas.messages import (
+    NO_FREE_SLOT,
+    NOT_FRESH,
     AttemptCancelled,
     AttemptCheckpointed,
     AttemptCrashed,
@@ -125,7 +127,7 @@ class Shard:
         self._dispatch = Dispatch(settings.ready_partitions)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
-        self._suspects: set[str] = set()  # pending at the load: what ended the owner before may have been one of them
+        self._suspects: set[str] = set()  # pending that an owner, or a worker, may have died of before
         self._worker_heard: dict[str, int] = {}
         self._forget: list[tuple[int, str, int]] = []  # a heap: when to forget, whom, and the offset of its last event
 
@@ -353,7 +355,9 @@ class Shard:
             return self._applied(known, decisions.decide_started(known, report), source, now)
         if isinstance(report, AttemptReturned) and not report.is_started:
             if isinstance(known, Task) and known.status is Status.PENDING and report.attempt == known.attempt + 1:
-                self._dispatch.given_back(known, now, is_full=report.reason == "no free slot")
+                if report.reason == NOT_FRESH:
+                    self._suspects.add(known.task_id)
+                self._dispatch.given_back(known, now, is_full=report.reason == NO_FREE_SLOT)
             return Effects.none()
         if not isinstance(known, Task) or not decisions.is_current(known, report):  # type: ignore[arg-type]
             self.stale_reports += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,18 @@ def test_readers_see_whole_batches_while_the_writer_writes_and_the_file_is_repla
     for reader in readers:
         reader.join()
     assert faults == []
+
+
+def test_a_reader_that_is_second_to_an_idle_connection_opens_one(tmp_path: Path) -> None:
+    class Raced(list[Any]):
+        def __len__(self) -> int:
+            return 1  # as it was when this reader looked; the other one has taken it since
+
+    view = SqliteView(tmp_path / "view.db")
+    view.apply(0, [begun("a")], Position(1, 1))
+    view._idle = Raced()
+    assert view.task("a") is not None
+    view.close()
 
 
 def test_a_full_disk_is_reported_with_what_to_do_and_changes_nothing(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class CommandLine:
 
     def catch_up(self) -> None:
         """Wait until lists show all that was accepted: the view may lag a little."""
-        eventually(lambda: self.engine.projector.lag() == 0, "the view caught up")
+        eventually(lambda: self.engine.view_lag() == 0, "the view caught up")
 
     def submitted(self, *arguments: str) -> str:
         """The id of a task that was submitted."""

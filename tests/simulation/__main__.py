@@ -7,6 +7,7 @@ import time
 
 from schemas.codec import Codec
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.quiet import be_quiet
 from tests.simulation.simulation import play
 
 
@@ -17,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="switch one rule off: a violation is expected")
     options = parser.parse_args()
+    be_quiet()
     codec, began = Codec.builtin(), time.monotonic()
     for seed in range(options.seed, options.seed + options.seeds):
         if options.mutant:

@@ -13,7 +13,7 @@ from tests.simulation.simulation import Simulation, play
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "1000"))
 FIRST_SEED = int(os.environ.get("SIMULATION_FIRST_SEED", "0"))
 CHUNK = 25
-MUTANT_SEEDS_MAX = 150
+MUTANT_SEEDS_MAX = 100
 
 
 @pytest.mark.slow
