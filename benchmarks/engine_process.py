@@ -99,6 +99,7 @@ Command = Measure | Park
 
 def quieten() -> None:
     """Only warnings of the engine, and to the standard error: the standard output is for figures."""
+    structlog.reset_defaults()  # nothing may be left of what an engine in this process set before
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

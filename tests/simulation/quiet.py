@@ -9,4 +9,5 @@ import structlog
 
 def be_quiet() -> None:
     """Drop all log lines below critical."""
+    structlog.reset_defaults()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -42,7 +42,7 @@ def test_a_package_in_the_current_folder_is_named_with_the_ways_out(tmp_path: Pa
     assert "yourproject.workers" in said
 
 
-@pytest.mark.parametrize("module", ["workers/__init__", "workers/part", "workers"])
+@pytest.mark.parametrize("module", ["workers/__init__", "workers"])
 def test_one_that_was_imported_before_is_noticed(tmp_path: Path, module: str) -> None:
     file = tmp_path / f"{module}.py"
     file.parent.mkdir(exist_ok=True)
