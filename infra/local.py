@@ -253,7 +253,8 @@ class _Cursors:
             if len(taken) >= limit:
                 break
             cursor = turn[0]
-            taken += cursor.take(limit - len(taken), self._broker.lock, self._broker.storage)
+            if cursor.has_more:  # without the lock: what comes right after this look is announced to `poll`
+                taken += cursor.take(limit - len(taken), self._broker.lock, self._broker.storage)
             turn.rotate(-1)
         if taken and any(cursor.has_more for cursor in turn):
             self._connection.wake()

@@ -44,6 +44,7 @@ class SchedulerRuntime:
         self._shards = log.partitions(TASK_REQUESTS)
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}
+        self._assigned: frozenset[TopicPartition] = frozenset()
         self._drained_at = 0  # when all inputs that were there had been taken
         self.last_step_at = 0
 
@@ -90,6 +91,9 @@ class SchedulerRuntime:
 
     def _follow_assignment(self) -> None:
         assigned = self._member.assigned()
+        if assigned == self._assigned:
+            return
+        self._assigned = assigned
         owned = {partition for topic, partition in assigned if topic == TASK_REQUESTS}
         owned &= {partition for topic, partition in assigned if topic == TASK_REPORTS}
         if owned == self._hosts.keys():
