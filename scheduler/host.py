@@ -44,8 +44,8 @@ from schemas.topics import (
 
 LOAD_CHUNK = 1_000  # records read per iteration while loading, so that other shards go on
 IN_FLIGHT_MAX = 64  # batches sent but not acknowledged; more would only hide a log that is too slow
-CHECKPOINT_US = 5_000_000  # how far apart checkpoints are: a recovery replays about so much
-CHECKPOINT_CHANGES_MAX = 20_000  # changed entities that bring a checkpoint forward
+CHECKPOINT_US = 10_000_000  # how far apart checkpoints are: a recovery replays about so much
+CHECKPOINT_CHANGES_MAX = 50_000  # changed entities that bring a checkpoint forward
 IDLE_CHECKPOINT_US = 60_000_000  # one that would only note how far reports were read
 RETURN_US = 10_000_000  # how long a superseded owner waits for the group to take the shard from it
 BLOCKED_US = 5_000  # how soon a full buffer of the log, or an unread gap, is looked at again

@@ -21,6 +21,7 @@ import structlog
 import uvicorn
 
 from infra.local import Extent, LocalBroker, LocalLog
+from infra.registry import RegistryIds
 from infra.remote import SOCKET_NAME, Facts, LogServer
 from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView, Unusable, put_aside
 from infra.topics import embedded_catalog
@@ -65,6 +66,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int | None = None
     shards: int = 4
     app: str | None = None  # module:attribute, for handlers that run in processes
+    registry: str | None = None  # URL of a Confluent-compatible schema registry; None: the schema ids are built in
     has_worker: bool = True
     slots: int = 100
     grace_s: float = 30.0
@@ -178,7 +180,8 @@ class Engine:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        settings, codec = self.settings, Codec.builtin()
+        settings = self.settings
+        codec = codec_of(settings.registry, self._files)
         clock, rng = SteadyClock(), Random()  # seeded by the system; a call of it for each id would cost 50 us
         self.clock = clock
         opened = self._files.callback
@@ -358,6 +361,15 @@ class Engine:
     def worker(self) -> WorkerRuntime | None:
         """The worker of this process, if it has one."""
         return self._worker
+
+
+def codec_of(registry: str | None, files: contextlib.ExitStack) -> Codec:
+    """The codec with the ids of the registry at that URL, or with those built in. Raises Retriable, Fatal."""
+    if registry is None:
+        return Codec.builtin()
+    ids = RegistryIds(registry)
+    files.callback(ids.close)
+    return Codec(ids)
 
 
 class _Live:

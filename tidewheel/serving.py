@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from random import SystemRandom
@@ -18,10 +18,9 @@ from typing import Any
 
 import structlog
 
-from schemas.codec import Codec
 from tidewheel.app import App
 from tidewheel.clock import SteadyClock
-from tidewheel.embedded import Engine, EngineSettings
+from tidewheel.embedded import Engine, EngineSettings, codec_of
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
@@ -103,7 +102,14 @@ def _await_end(events: SimpleQueue[str], hurry: Callable[[], None]) -> None:
 
 
 def work(
-    app: App, name: str, data: Path, *, slots: int, grace_s: float, on_ready: Callable[[WorkerSettings], None]
+    app: App,
+    name: str,
+    data: Path,
+    *,
+    slots: int,
+    grace_s: float,
+    on_ready: Callable[[WorkerSettings], None],
+    registry: str | None = None,
 ) -> None:
     """Run a further worker of the engine that has the folder `data`, until SIGTERM or SIGINT.
 
@@ -120,11 +126,13 @@ def work(
         linger_ms=0,  # what was sent outlives this process, what lingers does not
     )
     try:
-        log = RemoteLog(data / SOCKET_NAME)
-        worker = WorkerRuntime(log, Codec.builtin(), app.registry, SteadyClock(), settings, log.facts.shards)
-        with _signals(lambda *_: worker.stop()):
-            on_ready(settings)
-            worker.run()
+        with ExitStack() as files:
+            codec = codec_of(registry, files)
+            log = RemoteLog(data / SOCKET_NAME)
+            worker = WorkerRuntime(log, codec, app.registry, SteadyClock(), settings, log.facts.shards)
+            with _signals(lambda *_: worker.stop()):
+                on_ready(settings)
+                worker.run()
     except SchedulerGone as error:
         raise EngineGone(str(error)) from error
     except RuntimeError as error:

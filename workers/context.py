@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from schemas.limits import CHECKPOINT_MAX
@@ -82,7 +83,7 @@ class Context:
     @property
     def metadata(self) -> Mapping[str, str]:
         """What the submitter attached to the task."""
-        return self._ready.metadata
+        return MappingProxyType(self._ready.metadata)
 
     @property
     def idempotency_key(self) -> str | None:

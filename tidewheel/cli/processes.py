@@ -30,6 +30,14 @@ AppName = Annotated[str | None, typer.Argument(metavar="[MODULE:APP]", show_defa
 Data = Annotated[Path, typer.Option(metavar="DIR", help="The folder of all that is durable.")]
 Slots = Annotated[int, typer.Option(min=1, max=SLOTS_MAX, help="Attempts that may run at once.")]
 Grace = Annotated[str, typer.Option(metavar="DURATION", help="How long what runs may take to end at a stop.")]
+Registry = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="TIDEWHEEL_REGISTRY",
+        help="A Confluent-compatible schema registry; without one the schema ids are built in.",
+    ),
+]
 LogLevel = Annotated[str, typer.Option("--log-level", metavar="|".join(LEVELS))]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log JSON documents, one a line.")]
 
@@ -43,6 +51,7 @@ def dev(
     slots: Slots = 100,
     grace: Grace = "30s",
     shards: Annotated[int, typer.Option(min=1, max=SHARDS_MAX, help="Fixed for the life of a data folder.")] = 4,
+    registry: Registry = None,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     json: Json = False,
@@ -60,6 +69,7 @@ def dev(
         port=port,
         shards=shards,
         app=app,
+        registry=registry,
         has_worker=not no_worker,
         slots=slots,
         grace_s=grace_s,
@@ -73,6 +83,7 @@ def worker(
     data: Data = DATA_DEFAULT,
     slots: Slots = 100,
     grace: Grace = "30s",
+    registry: Registry = None,
     log_level: LogLevel = "info",
     log_json: LogJson = False,
     json: Json = False,
@@ -88,7 +99,7 @@ def worker(
     def on_ready(settings: WorkerSettings) -> None:
         _announce(Banner.of_worker(settings, loaded, folder), json)
 
-    _serve(lambda: work(loaded, app, folder, slots=slots, grace_s=grace_s, on_ready=on_ready))
+    _serve(lambda: work(loaded, app, folder, slots=slots, grace_s=grace_s, on_ready=on_ready, registry=registry))
     return Exit.OK
 
 
