@@ -722,8 +722,9 @@ class LocalBroker:
             partition = self.find(*key)
             if not partition.spec.is_durable:
                 return  # memory is pruned by what readers have passed
-            partition.oldest = max(partition.oldest, min(before_offset, partition.committed))
-            before_offset = partition.oldest
+            before_offset = min(before_offset, partition.committed)
+            if not partition.spec.retention_ms:  # else the records stay for a while, and may be read
+                partition.oldest = before_offset = max(partition.oldest, before_offset)
         self.storage.trim(key, before_offset)
 
     def disconnect(self, connection: LocalLog) -> None:

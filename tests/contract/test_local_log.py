@@ -439,3 +439,18 @@ def test_the_port_is_what_the_adapter_has(broker: LocalBroker) -> None:
     log: Log = broker.connect()
     assert isinstance(log, LocalLog)
     poll_until(lambda: True, log)
+
+
+def test_records_that_are_kept_for_a_while_can_be_read_after_a_trim() -> None:
+    broker = LocalBroker(SqliteLogStorage(":memory:"), embedded_catalog(1))
+    log = broker.connect(commits=True)
+    log.append([Entry(TASK_EVENTS, 0, None, bytes([n])) for n in range(3)])
+    log.poll(0)
+    log.append([Entry(TASK_EVENTS, 0, None, b"last")])
+    log.poll(0)
+    log.trim(TopicPartition(TASK_EVENTS, 0), 3)
+    reader = log.reader()
+    reader.seek(TopicPartition(TASK_EVENTS, 0), 0)
+    assert [record.offset for record in reader.take(10)] == [0, 1, 2, 3]
+    log.close()
+    broker.close()
