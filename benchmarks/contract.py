@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What one run found. `missing`, `duplicates` and `early` count starts of handlers, those of the warm-up too.
 
-    `cpu_us_per_task` is the processor time of the process with the engine; in process that includes the submitter.
+    `cpu_us_per_task` is the processor time of the engine's processes; in process that includes the submitter.
     """
 
     count: int

@@ -1,4 +1,7 @@
-"""What is known of the machine and of the process: a figure means nothing without it."""
+"""What is known of the machine and of the engine's processes: a figure means nothing without it.
+
+An engine on disk is this process and its children (the projector, pools of handlers): what it uses is what all use.
+"""
 
 from __future__ import annotations
 
@@ -72,32 +75,53 @@ def fsync_ms(folder: Path) -> float:
     return round(statistics.median(times), 3)
 
 
+def processor_s() -> float:
+    """Processor time of this process and of its live children since they began; of the children where /proc tells."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    return time.process_time() + sum(_cpu_ticks(child) for child in _family()[1:]) / ticks
+
+
 def rss_mb() -> float:
-    """Memory of this process that is in RAM now, in MB (10⁶ bytes). NotImplementedError: not on this system."""
+    """Memory of the family that is in RAM now, in MB (10⁶ bytes). NotImplementedError: not on this system."""
     return _status_mb("VmRSS")
 
 
 def rss_mb_max() -> float:
-    """The most that it ever was, in MB. NotImplementedError: not on this system."""
+    """The sum of the most that each of them ever had, in MB. NotImplementedError: not on this system."""
     return _status_mb("VmHWM")
 
 
 def _status_mb(name: str) -> float:
-    text = _field("/proc/self/status", name)
-    if text is None:
+    found = [text for one in _family() if (text := _field(f"/proc/{one}/status", name)) is not None]
+    if not found:
         raise NotImplementedError("memory is read from /proc, which this system does not have")
-    return round(int(text.removesuffix("kB")) * 1024 / 1e6, 1)
+    return round(sum(int(text.removesuffix("kB")) for text in found) * 1024 / 1e6, 1)
 
 
 def written_bytes() -> int | None:
-    """What this process had written to disks since it began; None if the system does not tell."""
-    text = _field("/proc/self/io", "write_bytes")
-    return None if text is None else int(text)
+    """What the family had written to disks since it began; None if the system does not tell."""
+    found = [text for one in _family() if (text := _field(f"/proc/{one}/io", "write_bytes")) is not None]
+    return sum(map(int, found)) if found else None
 
 
 def folder_bytes(folder: Path) -> int:
     """The size of the files in `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _family() -> list[int]:
+    """This process, then its live children and theirs."""
+    found = [os.getpid()]
+    for one in found:
+        for line in (line for path in Path(f"/proc/{one}/task").glob("*/children") for line in _lines(path)):
+            found += map(int, line.split())
+    return found
+
+
+def _cpu_ticks(process: int) -> int:
+    lines = _lines(f"/proc/{process}/stat")
+    fields = lines[0].rpartition(")")[2].split() if lines else []
+    return int(fields[11]) + int(fields[12]) if fields else 0  # utime and stime, see proc(5)
 
 
 def _field(path: str, name: str) -> str | None:
@@ -108,7 +132,7 @@ def _field(path: str, name: str) -> str | None:
     return None
 
 
-def _lines(path: str) -> list[str]:
+def _lines(path: str | Path) -> list[str]:
     try:
         return Path(path).read_text().splitlines()
     except OSError:

@@ -88,7 +88,7 @@ class Stage:
 
     def wait_until_projected(self, timeout_s: float = WAIT_S) -> bool:
         """Wait until the view shows all events; whether it does."""
-        return wait_until(lambda: self.engine.projector.lag() == 0, timeout_s)
+        return wait_until(lambda: self.engine.view_lag() == 0, timeout_s)
 
 
 @contextmanager
@@ -105,7 +105,9 @@ def running(
     starts = Starts(capacity, clock_ns)
     app, noop = noop_app(starts.note)
     with app.embedded(folder, shards=shards, has_worker=has_worker) as engine:
-        yield Stage(engine, noop, starts, blob_for(payload_bytes))
+        stage = Stage(engine, noop, starts, blob_for(payload_bytes))
+        stage.wait_until_projected()  # the view's process is up
+        yield stage
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from benchmarks.contract import Benchmark, Figures, Options, Say, quantiles
 from benchmarks.load import open_loop
+from benchmarks.machine import processor_s
 from benchmarks.stage import Stage, running
 
 
@@ -55,7 +56,7 @@ class _Submissions:
     async def submit(self, index: int, intended_ns: int) -> None:
         """Submit one task."""
         if index == self._warm_up:
-            self.cpu_begun_s = time.process_time()
+            self.cpu_begun_s = processor_s()
         self.intended_ns[index] = intended_ns
         self.begun_ns[index] = time.perf_counter_ns()
         await self._stage.noop.asubmit(index, self._stage.blob)
@@ -71,7 +72,7 @@ def measure(options: StartLatencyOptions, folder: Path, say: Say) -> StartLatenc
         done = _Submissions(stage, total, warm_up)
         asyncio.run(open_loop(total, options.rate, done.submit, say))
         stage.starts.wait_for(total)
-        cpu_s = time.process_time() - done.cpu_begun_s
+        cpu_s = processor_s() - done.cpu_begun_s
     starts = stage.starts  # complete only now: until the engine stopped, a task might have been started again
     timed = [index for index in range(warm_up, total) if starts.first_ns[index]]
     from_begun = quantiles(starts.first_ns[index] - done.begun_ns[index] for index in timed)

@@ -14,26 +14,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tidewheel._neighbours import check_neighbours
 
 check_neighbours()
 
-from schemas.messages import Backoff, Jitter, Priority, Status  # noqa: E402 (the check must come first)
-from tidewheel.app import App, TaskType  # noqa: E402
-from tidewheel.embedded import Engine, EngineSettings  # noqa: E402
-from tidewheel.errors import (  # noqa: E402
-    NotSubmitted,
-    ResultNotKept,
-    ResultTimeout,
-    TaskFailed,
-    TaskNotFound,
-    TaskWasCancelled,
-    TidewheelError,
-)
-from tidewheel.handles import TaskHandle  # noqa: E402
-from tidewheel.options import Retry  # noqa: E402
-from workers.context import Context, current_context  # noqa: E402
-from workers.errors import PermanentError, RetryableError, Snooze, TaskCancelled  # noqa: E402
+if TYPE_CHECKING:
+    from schemas.messages import Backoff, Jitter, Priority, Status
+    from tidewheel.app import App, TaskType
+    from tidewheel.embedded import Engine, EngineSettings
+    from tidewheel.errors import (
+        NotSubmitted,
+        ResultNotKept,
+        ResultTimeout,
+        TaskFailed,
+        TaskNotFound,
+        TaskWasCancelled,
+        TidewheelError,
+    )
+    from tidewheel.handles import TaskHandle
+    from tidewheel.options import Retry
+    from workers.context import Context, current_context
+    from workers.errors import PermanentError, RetryableError, Snooze, TaskCancelled
 
 __version__ = "0.1.0"
 
@@ -62,3 +66,36 @@ __all__ = [
     "Engine",
     "EngineSettings",
 ]
+
+# Each name is imported when it is first asked for: a worker needs no API, a command no engine.
+_HOMES = {
+    "schemas.messages": ("Backoff", "Jitter", "Priority", "Status"),
+    "tidewheel.app": ("App", "TaskType"),
+    "tidewheel.embedded": ("Engine", "EngineSettings"),
+    "tidewheel.errors": (
+        "NotSubmitted",
+        "ResultNotKept",
+        "ResultTimeout",
+        "TaskFailed",
+        "TaskNotFound",
+        "TaskWasCancelled",
+        "TidewheelError",
+    ),
+    "tidewheel.handles": ("TaskHandle",),
+    "tidewheel.options": ("Retry",),
+    "workers.context": ("Context", "current_context"),
+    "workers.errors": ("PermanentError", "RetryableError", "Snooze", "TaskCancelled"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tidewheel' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

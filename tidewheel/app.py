@@ -6,20 +6,21 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
 from scheduler.refusals import Refusal, Refused
 from schemas.messages import Priority, RetryPolicy
 from tidewheel.backend import Backend, Prepared
-from tidewheel.embedded import Engine, EngineSettings
 from tidewheel.handles import TaskHandle, translated
-from tidewheel.http import HttpBackend
 from tidewheel.options import CallOptions, Retry, Seconds, fields_of, retry_fields
 from tidewheel.settings import ClientSettings
 from workers.errors import milliseconds
 from workers.registry import ExecutorKind, Handler, Registry
+
+if TYPE_CHECKING:
+    from tidewheel.embedded import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +38,8 @@ class App:
     def backend(self) -> Backend:
         """Where submissions go."""
         if self._backend is None:
+            from tidewheel.http import HttpBackend
+
             self._backend = HttpBackend(self._settings or ClientSettings())
         return self._backend
 
@@ -79,6 +82,8 @@ class App:
 
         Without `data` all is in memory, for tests. The settings are those of `EngineSettings`.
         """
+        from tidewheel.embedded import Engine, EngineSettings
+
         return Engine(self, EngineSettings(data=None if data is None else Path(data), **settings))
 
 

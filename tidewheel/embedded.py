@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
-import uvicorn
 
-from infra.local import Extent, LocalBroker, LocalLog
-from infra.registry import RegistryIds
+from infra.local import LocalBroker, LocalLog
 from infra.remote import SOCKET_NAME, Facts, LogServer
 from infra.sqlite import SqliteLogStorage, SqliteStateStore, SqliteView, Unusable, put_aside
 from infra.topics import embedded_catalog
 from scheduler.api.health import Health, PartHealth
-from scheduler.api.rest import create_api
 from scheduler.core.shard import ShardSettings
 from scheduler.gateway import Gateway
 from scheduler.host import Phase, RuntimeSettings
@@ -35,22 +32,27 @@ from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.service import ServiceSettings, TaskService
 from schemas import registry as schema_registry
-from schemas.codec import Codec
 from schemas.errors import Fatal
 from schemas.messages import EndedTask, Task
 from schemas.topics import TASK_EVENTS
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
+from tidewheel.codecs import codec_of
 from tidewheel.logs import log_as_a_library
 from tidewheel.metrics import engine_metrics
+from tidewheel.projection import Projection, ProjectorProcess
 from tidewheel.tuning import tuned
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    import uvicorn
+
+    from schemas.codec import Codec
     from tidewheel.app import App
 
 MEMORY = ":memory:"
+VIEW_NAME = "view.db"
 STALLED_S = 5.0  # a part that made no progress for so long is not well
 START_S = 300.0  # how long a start may take: reading the checkpoints and the events after them
 JOIN_S = 15.0  # how long one part may take to stop
@@ -105,7 +107,7 @@ class Engine:
             self._files.enter_context(tuned())
             self._open()
             self._run("scheduler", self._run_scheduler)
-            self._run("projector", lambda: self.projector.run(self._stopping))
+            self._run("projector", lambda: self._projector.run(self._stopping))
             self._run("gateway", self._run_gateway)
             self._wait_until("the gateway reads replies", lambda: self.gateway.failure is None)
             self._wait_until("the shards are loaded", self._is_loaded)
@@ -114,8 +116,6 @@ class Engine:
                 self._start_api(self.settings.port)
             if self._app is not None and self.settings.has_worker and len(self._app.registry):
                 self._start_worker(self._app)
-            if self.settings.data is not None:
-                self._start_log_server(self.settings.data / SOCKET_NAME)
         except BaseException:
             self.stop()
             raise
@@ -131,6 +131,9 @@ class Engine:
             self._app.use(None)
         self._stop_intake(grace_s)
         self._stopping.set()
+        self._join("projector", JOIN_S)
+        if self._log_server is not None:
+            self._log_server.stop()
         if self._is_open:
             self.service.close()
             self.gateway.close()
@@ -155,8 +158,6 @@ class Engine:
             self.hurry()
         for part in ("worker", "api"):
             self._join(part, self.settings.grace_s + JOIN_S)
-        if self._log_server is not None:
-            self._log_server.stop()
 
     def _join(self, part: str, timeout_s: float) -> None:
         for thread in self._threads:
@@ -193,12 +194,12 @@ class Engine:
         opened(self._states.close)
         self.view = self._open_view()
         opened(self.view.close)
-        self._logs: list[LocalLog] = [self.broker.connect(commits=True), self.broker.connect()]
-        self._found_events = [extent.next_offset for extent in self._extents()]
+        self._logs: list[LocalLog] = [self.broker.connect(commits=True)]
+        self._found_events = self._end_offsets()
         self._warn_of_missing_events()
         owner = RuntimeSettings(owner=_process_name(rng), shard=settings.shard)
         self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
-        self.projector = Projector(self._logs[1], self.view, codec, settings.shards)
+        self._projector = self._open_projector(codec)
         self.gateway = Gateway(self.broker.connect(), codec, shards=settings.shards, partition=0)
         window_s = settings.shard.idempotency_window_us // 1_000_000
         self.service = TaskService(
@@ -215,21 +216,35 @@ class Engine:
 
     def _open_view(self) -> SqliteView:
         """The view; in place of a file that is of no use an empty one, which is filled from the events."""
-        place = self._place("view.db")
+        place = self._place(VIEW_NAME)
         try:
             return SqliteView(place)
         except Unusable as error:
             _log.warning("the view is made again", reason=str(error), kept_as=str(put_aside(Path(place))))
             return SqliteView(place)
 
-    def _extents(self) -> list[Extent]:
-        """What the log has of the events now, by shard."""
-        return [self.broker.extent(TopicPartition(TASK_EVENTS, shard)) for shard in range(self.settings.shards)]
+    def _open_projector(self, codec: Codec) -> Projection:
+        data, shards = self.settings.data, self.settings.shards
+        if data is not None and self._start_log_server(data / SOCKET_NAME):
+            place = data / SOCKET_NAME, data / VIEW_NAME, shards, self.settings.registry
+            return ProjectorProcess(*place, applied=lambda: sum(self._applied()), lag=self.view_lag)
+        log = self.broker.connect()
+        self._logs.append(log)
+        return Projector(log, self.view, codec, shards)
+
+    def _end_offsets(self) -> list[int]:
+        """Where the events of each shard end now."""
+        shards = range(self.settings.shards)
+        return [self.broker.extent(TopicPartition(TASK_EVENTS, shard)).next_offset for shard in shards]
+
+    def _applied(self) -> list[int]:
+        """Where the view stands in the events of each shard."""
+        positions = self.view.positions()
+        return [positions[shard].next_offset if shard in positions else 0 for shard in range(self.settings.shards)]
 
     def _warn_of_missing_events(self) -> None:
-        positions = self.view.positions()
-        for shard, extent in enumerate(self._extents()):
-            begins_at = positions[shard].next_offset if shard in positions else 0
+        for shard, begins_at in enumerate(self._applied()):
+            extent = self.broker.extent(TopicPartition(TASK_EVENTS, shard))
             if begins_at < extent.oldest:
                 _log.warning(
                     "the view stays incomplete: events that it lacks are past their retention; ended tasks and dead "
@@ -271,6 +286,9 @@ class Engine:
         self._run("worker", self._worker.run)
 
     def _start_api(self, port: int) -> None:
+        import uvicorn  # with the API's framework half of the time of `import tidewheel`, which workers do not need
+
+        from scheduler.api.rest import create_api
         from tidewheel import __version__
 
         api = create_api(
@@ -287,16 +305,18 @@ class Engine:
         self._run("api", lambda: server.run(sockets=[listener]))
         self._wait_until("the API answers", lambda: server.started)
 
-    def _start_log_server(self, path: Path) -> None:
+    def _start_log_server(self, path: Path) -> bool:
+        """Whether other processes can use the log; without that the projector is a thread."""
         from tidewheel import __version__
 
         server = LogServer(self.broker, path, Facts(shards=self.settings.shards, version=__version__))
         try:
             server.start()
         except Fatal as error:  # not every folder can hold a socket; the engine itself does not need one
-            _log.warning("workers in other processes cannot join", reason=str(error))
-        else:
-            self._log_server = server
+            _log.warning("no other processes: workers cannot join, the projector is a thread", reason=str(error))
+            return False
+        self._log_server = server
+        return True
 
     def _run(self, part: str, run: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -327,14 +347,14 @@ class Engine:
 
     def _has_caught_up(self) -> bool:
         # What ended long ago only the view knows: without it its id would be unknown, and free for another task.
-        return all(self.projector.applied(shard) >= end for shard, end in enumerate(self._found_events))
+        return all(applied >= end for applied, end in zip(self._applied(), self._found_events, strict=True))
 
     # --- health ---------------------------------------------------------------------------------------------------
 
     def health(self) -> Health:
         """Whether every part makes progress."""
         idle_s = (self.clock.now_us() - self.runtime.last_step_at) / 1e6
-        stalled_s = self.projector.stalled_s()
+        stalled_s = self._projector.stalled_s()
         worker = self._worker
         projector = f"{self.view_lag()} events behind, last progress {stalled_s:.1f} s ago"
         parts = [
@@ -351,8 +371,7 @@ class Engine:
 
     def view_lag(self) -> int:
         """How many events are not in the view yet; from any thread."""
-        extents = enumerate(self._extents())
-        return sum(max(0, extent.next_offset - self.projector.applied(shard)) for shard, extent in extents)
+        return sum(max(0, end - at) for end, at in zip(self._end_offsets(), self._applied(), strict=True))
 
     def _is_alive(self, part: str) -> bool:
         return any(thread.name == part and thread.is_alive() for thread in self._threads)
@@ -361,15 +380,6 @@ class Engine:
     def worker(self) -> WorkerRuntime | None:
         """The worker of this process, if it has one."""
         return self._worker
-
-
-def codec_of(registry: str | None, files: contextlib.ExitStack) -> Codec:
-    """The codec with the ids of the registry at that URL, or with those built in. Raises Retriable, Fatal."""
-    if registry is None:
-        return Codec.builtin()
-    ids = RegistryIds(registry)
-    files.callback(ids.close)
-    return Codec(ids)
 
 
 class _Live:

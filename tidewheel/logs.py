@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -18,8 +18,33 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 _CHATTY = ("uvicorn", "httpx", "httpcore", "asyncio")  # of interest only to the one who looks for everything
 
 
+class LogStyle(NamedTuple):
+    """How this process logs; the level of a library is its application's."""
+
+    level: str | None
+    is_json: bool
+
+
+_style = LogStyle(None, is_json=False)
+
+
+def style() -> LogStyle:
+    """How this process logs, for a child to log the same way."""
+    return _style
+
+
+def apply_style(given: LogStyle) -> None:
+    """Log as the parent does, to stderr."""
+    if given.level is None:
+        log_as_a_library()
+    else:
+        configure_logs(given.level, is_json=given.is_json)
+
+
 def configure_logs(level: str, *, is_json: bool, stream: TextIO | None = None) -> None:
     """Send what structlog and `logging` are told to `stream` (stderr, if None)."""
+    global _style
+    _style = LogStyle(level, is_json)
     stream = stream or sys.stderr
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,

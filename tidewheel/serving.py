@@ -20,7 +20,8 @@ import structlog
 
 from tidewheel.app import App
 from tidewheel.clock import SteadyClock
-from tidewheel.embedded import Engine, EngineSettings, codec_of
+from tidewheel.codecs import codec_of
+from tidewheel.embedded import Engine, EngineSettings
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 

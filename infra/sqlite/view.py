@@ -57,6 +57,7 @@ CREATE TABLE positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT N
 """
 _COLUMNS = 9
 _INTEGER_MAX = (1 << 63) - 1
+_NEXT_OFFSET = "SELECT next_offset FROM positions WHERE partition = ?"
 _OLD_TASKS = "SELECT task_id, body FROM tasks WHERE task_id IN (SELECT value FROM json_each(?))"
 _WRITE_TASKS = """
 INSERT INTO tasks VALUES {} ON CONFLICT (task_id) DO UPDATE SET
@@ -84,25 +85,25 @@ class SqliteView:
         self._gate = _Gate(1 if self._is_memory else READERS_MAX)  # of memory there is one connection for all
         self._is_closed = False
         self._writer = self._open()
-        self._positions = self._read_positions()
 
     def positions(self) -> Mapping[int, Position]:
-        """By events partition, what is to be applied next."""
-        return dict(self._positions)
+        """By events partition, what is to be applied next; the file's word, which another process may write."""
+        with self._reading() as connection:
+            rows = connection.execute("SELECT partition, next_offset, epoch FROM positions").fetchall()
+        return {partition: Position(next_offset, epoch) for partition, next_offset, epoch in rows}
 
     def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
         """Upsert the rows and move the position, whole or not at all; one that is not ahead is ignored."""
         with self._writing() as connection:
-            known = self._positions.get(partition)
-            if known is not None and position.next_offset <= known.next_offset:
-                return
             with transaction(connection):
+                known = connection.execute(_NEXT_OFFSET, (partition,)).fetchone()
+                if known is not None and position.next_offset <= known[0]:
+                    return
                 batch = _Batch(connection, changes)
                 for part in chunks(batch.rows, _COLUMNS):
                     sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
                     connection.execute(sql, [value for row in part for value in row])
                 connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
-            self._positions[partition] = position
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
@@ -148,7 +149,6 @@ class SqliteView:
                 _remove(Path(self._path), but_itself=True)
                 os.replace(fresh._path, self._path)
                 self._writer = self._open()
-            self._positions = self._read_positions()
         fresh.close()
 
     def close(self) -> None:
@@ -166,11 +166,6 @@ class SqliteView:
             writer.close()
             raise
         return writer
-
-    def _read_positions(self) -> dict[int, Position]:
-        with translated(self._path):
-            rows = self._writer.execute("SELECT partition, next_offset, epoch FROM positions").fetchall()
-        return {partition: Position(next_offset, epoch) for partition, next_offset, epoch in rows}
 
     def _close_files(self) -> None:
         for connection in (*self._idle, self._writer):

@@ -1,0 +1,157 @@
+"""The projector of an engine: a thread if the view is in memory, a process of its own if it is a file.
+
+Folding the events is a quarter of the work for a task, and all threads of a process share one interpreter lock. So the
+view of an engine on disk is written by a child process, which reads the events over the engine's socket; the engine
+only reads the file. The child ends with its standard input: that is how the engine stops it, and what a killed engine
+leaves of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from infra.remote import RemoteLog, SchedulerGone
+from infra.sqlite import SqliteView
+from scheduler.projector import Projector
+from schemas.errors import Fatal, Retriable, TidewheelIOError
+from tidewheel.codecs import codec_of
+from tidewheel.logs import LogStyle, apply_style, style
+from tidewheel.tuning import tuned
+
+WATCH_S = 0.25  # between looks at the child and at its progress
+CLOSE_S = 5.0  # from the end of its input to the end of the child: one write of the view on a slow disk
+TOLD = 3  # exit status of a child whose log says why it ended
+_BOOT = "import sys; sys.path[:] = {path!r}; from tidewheel.projection import main; main({task!r})"
+
+_log = structlog.get_logger(__name__)
+
+
+class Projection(Protocol):
+    """What an engine needs of its projector."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set. Raises what ended it before."""
+
+    def stalled_s(self) -> float:
+        """Seconds since the view moved, or had nothing to catch up with."""
+
+
+class _Task(msgspec.Struct, frozen=True):
+    """What a child is started with."""
+
+    socket: str
+    view: str
+    shards: int
+    registry: str | None
+    logs: LogStyle
+
+
+class ProjectorProcess:
+    """The projector as a child of this process."""
+
+    def __init__(
+        self,
+        socket: Path,
+        view: Path,
+        shards: int,
+        registry: str | None,
+        *,
+        applied: Callable[[], int],
+        lag: Callable[[], int],
+    ) -> None:
+        """`applied` and `lag` count the events that are in the view and those that are not yet."""
+        self._task = _Task(str(socket.resolve()), str(view.resolve()), shards, registry, style())
+        self._applied, self._lag = applied, lag
+        self._applied_before = 0
+        self._moved_at = time.monotonic()
+
+    def stalled_s(self) -> float:
+        """Seconds since the view moved, or had nothing to catch up with."""
+        return time.monotonic() - self._moved_at
+
+    def run(self, stop: threading.Event) -> None:
+        """Start the child and watch it until `stop` is set. Fatal: it could not be started, or ended by itself."""
+        path = [entry or os.getcwd() for entry in sys.path]
+        command = [sys.executable, "-c", _BOOT.format(path=path, task=msgspec.json.encode(self._task))]
+        try:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        except OSError as error:
+            raise Fatal(f"the projector's process cannot be started ({error})") from error
+        with child:
+            try:
+                while not stop.wait(WATCH_S):
+                    if child.poll() is not None:
+                        raise Fatal(f"the projector's process ended: {_end_of(child.returncode)}")
+                    self._look()
+            finally:
+                _end(child)
+
+    def _look(self) -> None:
+        with contextlib.suppress(Retriable):  # a view that cannot be read just now has not moved
+            applied = self._applied()
+            if applied != self._applied_before or not self._lag():
+                self._moved_at = time.monotonic()
+            self._applied_before = applied
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+    try:
+        child.wait(CLOSE_S)
+    except subprocess.TimeoutExpired:
+        _log.warning("the projector did not stop and is killed; it will go on from the last write of the view")
+        child.kill()
+
+
+def _end_of(status: int) -> str:
+    if status == TOLD:
+        return "its log says why"
+    return f"exit status {status}" if status >= 0 else f"it was killed by {signal.Signals(-status).name}"
+
+
+# --- in the child -----------------------------------------------------------------------------------------------------
+
+
+def main(task: bytes) -> None:
+    """Project until standard input ends or the engine goes away."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they go to the whole group or service: the engine decides
+        signal.signal(number, signal.SIG_IGN)
+    given = msgspec.json.decode(task, type=_Task)
+    apply_style(given.logs)
+    try:
+        with contextlib.ExitStack() as files:
+            files.enter_context(tuned())
+            _project(given, files)
+    except SchedulerGone:
+        return
+    except TidewheelIOError as error:
+        _log.error("the projector cannot go on", reason=str(error))
+        sys.exit(TOLD)
+
+
+def _project(task: _Task, files: contextlib.ExitStack) -> None:
+    codec = codec_of(task.registry, files)
+    view = files.enter_context(contextlib.closing(SqliteView(task.view)))
+    log = files.enter_context(contextlib.closing(RemoteLog(Path(task.socket))))
+    stop = threading.Event()
+
+    def await_end() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        stop.set()
+        log.wake()
+
+    threading.Thread(target=await_end, name="end", daemon=True).start()
+    Projector(log, view, codec, task.shards).run(stop)
