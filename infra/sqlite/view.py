@@ -94,16 +94,15 @@ class SqliteView:
 
     def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
         """Upsert the rows and move the position, whole or not at all; one that is not ahead is ignored."""
-        with self._writing() as connection:
-            with transaction(connection):
-                known = connection.execute(_NEXT_OFFSET, (partition,)).fetchone()
-                if known is not None and position.next_offset <= known[0]:
-                    return
-                batch = _Batch(connection, changes)
-                for part in chunks(batch.rows, _COLUMNS):
-                    sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
-                    connection.execute(sql, [value for row in part for value in row])
-                connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
+        with self._writing() as connection, transaction(connection):
+            known = connection.execute(_NEXT_OFFSET, (partition,)).fetchone()
+            if known is not None and position.next_offset <= known[0]:
+                return
+            batch = _Batch(connection, changes)
+            for part in chunks(batch.rows, _COLUMNS):
+                sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
+                connection.execute(sql, [value for row in part for value in row])
+            connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
