@@ -48,6 +48,9 @@ CHECKPOINT_US = 10_000_000  # how far apart checkpoints are: a recovery replays 
 CHECKPOINT_CHANGES_MAX = 50_000  # changed entities that bring a checkpoint forward
 IDLE_CHECKPOINT_US = 60_000_000  # one that would only note how far reports were read
 RETURN_US = 10_000_000  # how long a superseded owner waits for the group to take the shard from it
+LOAD_WAIT_US = 1_000  # between looks for an answer of the log while loading
+LOAD_AGAIN_US = 500_000  # until a load that failed for now is tried again
+HOLD_US, HOLD_US_MAX = 10_000, 1_000_000  # until an input whose schema could not be looked up is tried again
 BLOCKED_US = 5_000  # how soon a full buffer of the log, or an unread gap, is looked at again
 CHECKPOINT_KEY = b"checkpoint"
 
@@ -79,6 +82,14 @@ class _Checkpoint(NamedTuple):
     next_offset: int = 0  # known when it is committed
 
 
+class _Held(NamedTuple):
+    """An input whose schema could not be looked up: it and what follows it on its topic is taken again from there."""
+
+    offset: int
+    wait: int
+    until: int | None  # None: it was asked for again
+
+
 class _Batch:
     """Events that are appended together, and what follows when they are acknowledged."""
 
@@ -100,6 +111,7 @@ class ShardHost:
         self._events = TopicPartition(TASK_EVENTS, shard)
         self._gateways = log.partitions(REPLIES)
         self._loading: Iterator[None] | None = None
+        self._load_at = 0
         self._now = 0
         self._superseded_at = 0
         self._reset()
@@ -120,6 +132,7 @@ class ShardHost:
         self._checkpointed_positions: dict[str, int] = {}
         self._read_positions: dict[str, int] = {}
         self._resume_from: dict[str, int] | None = None
+        self._held: dict[str, _Held] = {}
         self._step_at = 0
 
     # --- loading -------------------------------------------------------------------------------------------------
@@ -144,12 +157,17 @@ class ShardHost:
             self.reload("superseded, but still assigned")
 
     def load_step(self, now: int) -> None:
-        """Load a bit more."""
+        """Load a bit more; what fails for now is tried again, from the beginning, a little later."""
         self._now = now
+        if now < self._load_at:
+            return
         if self._loading is None:
             self._loading = self._load()
         try:
             next(self._loading)
+        except Retriable as error:
+            self.reload(str(error))
+            self._load_at = now + LOAD_AGAIN_US
         except StopIteration:
             self._loading = None
             self._checkpointed_at = now
@@ -166,6 +184,13 @@ class ShardHost:
         """Once after each load: from where the inputs must be read."""
         positions, self._resume_from = self._resume_from, None
         return positions
+
+    def take_held(self, now: int) -> dict[str, int]:
+        """From where inputs must be read again, by topic: once for each time that an input was held back."""
+        due = {topic: held for topic, held in self._held.items() if held.until is not None and held.until <= now}
+        for topic, held in due.items():
+            self._held[topic] = held._replace(until=None)
+        return {topic: held.offset for topic, held in due.items()}
 
     def _load(self) -> Generator[None, None, None]:
         # The fence comes first: from now on no older owner can change the checkpoint that is read next.
@@ -241,6 +266,8 @@ class ShardHost:
                     else:
                         shard.evolve(event)
                 self._next_offset = record.offset + 1
+            if not records:
+                self._load_at = self._now + LOAD_WAIT_US
             yield
         return opened_at
 
@@ -257,6 +284,7 @@ class ShardHost:
         results: list[Sequence[int] | TidewheelIOError] = []
         self._log.append([entry], results.append)
         while not results:
+            self._load_at = self._now + LOAD_WAIT_US
             yield
         result = results[0]
         if isinstance(result, TidewheelIOError):
@@ -303,7 +331,8 @@ class ShardHost:
         self._absorb_acks()
         if self.phase is not Phase.ACTIVE:
             return
-        self.shard.drained_at = drained_at
+        if not self._held:
+            self.shard.drained_at = drained_at
         if self.is_accepting():
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
@@ -316,7 +345,7 @@ class ShardHost:
     def next_at(self, now: int) -> int:
         """When the shard must be called even if nothing arrives."""
         if self.phase is Phase.LOADING:
-            return now
+            return max(now, self._load_at)
         if self.phase is Phase.SUPERSEDED:
             return self._superseded_at + RETURN_US
         return now if self.is_due(now) else self._step_at
@@ -325,15 +354,22 @@ class ShardHost:
         if self._unsent or self._outbox or self._gap:
             return now + BLOCKED_US
         checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None
-        instants = (self.shard.next_at(), checkpoint_at)
+        instants = (self.shard.next_at(), checkpoint_at, *(held.until for held in self._held.values()))
         return min((at for at in instants if at is not None), default=now + IDLE_CHECKPOINT_US)
 
     def _decide(self, inputs: Sequence[Record], now: int) -> Effects:
         effects = Effects.none()
         for record in inputs:
-            more = self._decide_input(record, now)
+            held = self._held.get(record.topic)
+            if held is not None and held.until is not None:
+                continue  # comes again
+            try:
+                effects.extend(self._decide_input(record, now))
+            except Retriable as error:
+                self._hold(record, str(error), now)
+                continue
             self._read_positions[record.topic] = record.offset + 1
-            effects.extend(more)
+            self._held.pop(record.topic, None)
         effects.extend(self.shard.fire_timers(now))
         return effects
 
@@ -349,6 +385,14 @@ class ShardHost:
         if not isinstance(message, expected):
             return self._refuse(record, source, f"{type(message).__name__} does not belong on this topic", now)
         return self.shard.handle(message, source, now)
+
+    def _hold(self, record: Record, reason: str, now: int) -> None:
+        """The registry's trouble is not the record's: it waits, with its topic; timers and other topics go on."""
+        held = self._held.get(record.topic)
+        wait = min(2 * held.wait, HOLD_US_MAX) if held is not None else HOLD_US
+        if wait == HOLD_US_MAX:
+            _log.warning("input waits", topic=record.topic, shard=self.shard_id, offset=record.offset, reason=reason)
+        self._held[record.topic] = _Held(record.offset, wait, now + wait)
 
     def _refuse(self, record: Record, source: Source, reason: str, now: int) -> Effects:
         _log.warning(

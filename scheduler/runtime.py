@@ -17,7 +17,6 @@ import structlog
 from scheduler.host import Phase, RuntimeSettings, ShardHost
 from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartition
 from schemas.codec import Codec
-from schemas.errors import Retriable
 from schemas.ids import shard_of
 from schemas.messages import EndedTask, Status, Task
 from schemas.topics import INPUT_TOPICS, TASK_REPORTS, TASK_REQUESTS
@@ -74,6 +73,7 @@ class SchedulerRuntime:
             for host in self._hosts.values():
                 host.shard.excuse_silence(now)
         self._follow_assignment()
+        self._take_held_again(now)
         inputs = self._receive(now)
         for shard, host in self._hosts.items():
             if host.phase is Phase.LOADING:
@@ -117,11 +117,13 @@ class SchedulerRuntime:
             self._drained_at = now
         return inputs
 
+    def _take_held_again(self, now: int) -> None:
+        for shard, host in self._hosts.items():
+            for topic, offset in host.take_held(now).items():
+                self._member.seek(TopicPartition(topic, shard), offset)
+
     def _load(self, host: ShardHost, now: int) -> None:
-        try:
-            host.load_step(now)
-        except Retriable as error:
-            host.reload(str(error))
+        host.load_step(now)
         positions = host.take_resume_positions()
         if positions is not None:
             for topic in INPUT_TOPICS:

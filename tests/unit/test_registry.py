@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 import fastavro
 import pytest
 
-from infra.registry import RegistryIds
+from infra.registry import UNKNOWN_S, RegistryIds
 from schemas.catalog import newest, releases
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable, UnknownSchema
 from schemas.registry import answer
+from tests.harness import eventually
 from tests.samples import named_samples, plain
 
 Respond = Callable[[str, str, Any], tuple[int, Any]]  # (method, path, body) → status, body
@@ -130,6 +131,20 @@ def test_confluents_deserializer_reads_the_topics_when_it_is_pointed_at_us() -> 
 # --- what we ask ------------------------------------------------------------------------------------------------------
 
 
+def looked_up(ids: RegistryIds, schema_id: int) -> str:
+    """What comes of a lookup, which goes on beside whoever asks."""
+
+    def answer() -> str | None:
+        try:
+            return ids.schema(schema_id)
+        except Retriable as error:
+            if "is being looked up" not in str(error):
+                raise
+            return None
+
+    return eventually(answer) or ""
+
+
 class Registry:
     """What a registry does with the two questions that we put to it."""
 
@@ -169,8 +184,12 @@ def test_a_registry_that_is_down_is_asked_again_later(status: int) -> None:
     with client_of(registry.respond) as ids:
         codec = Codec(ids)
         registry.status = status
-        with pytest.raises(Retriable):
+        with pytest.raises(Retriable, match="being looked up"):
             codec.decode(b"\0\0\0\1\0junk")
+        with pytest.raises(Retriable, match="cannot look up schema 256 now"):
+            looked_up(ids, 256)
+        registry.status, registry.texts[256] = 200, newest()["Event"].text
+        assert looked_up(ids, 256) == newest()["Event"].text
         with pytest.raises(Retriable):
             Codec(RegistryIds("http://127.0.0.1:1", {"max.retries": 0}))
 
@@ -181,12 +200,15 @@ def test_an_id_that_stays_unknown_is_given_up_after_a_while() -> None:
     with client_of(registry.respond, patience_s=3.0, now_s=lambda: now_s[0]) as ids:
         for _ in range(2):
             with pytest.raises(Retriable, match="yet"):
-                ids.schema(256)
+                looked_up(ids, 256)
             now_s[0] += 1.5
         with pytest.raises(UnknownSchema):
-            ids.schema(256)
+            looked_up(ids, 256)
         registry.texts[256] = newest()["Event"].text
-        assert ids.schema(256) == newest()["Event"].text
+        with pytest.raises(UnknownSchema):
+            ids.schema(256)
+        now_s[0] += UNKNOWN_S
+        assert looked_up(ids, 256) == newest()["Event"].text
         with pytest.raises(UnknownSchema):
             ids.schema(2**31)
 
