@@ -8,6 +8,7 @@ documents on stderr, one a line.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -44,6 +45,15 @@ dlq = typer.Typer(
 
 
 @cli.callback()
+def _main(
+    context: typer.Context,
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    if show_version:
+        raise typer.Exit(version())
+    _help_if_bare(context)
+
+
 @dlq.callback()
 def _help_if_bare(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
