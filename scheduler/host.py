@@ -194,7 +194,10 @@ class ShardHost:
 
     def _load(self) -> Generator[None, None, None]:
         # The fence comes first: from now on no older owner can change the checkpoint that is read next.
-        self._token = self._states.fence(self.shard_id)
+        while (token := self._states.fence(self.shard_id)) is None:
+            self._load_at = self._now + LOAD_WAIT_US
+            yield
+        self._token = token
         shard = Shard(self.shard_id, self._settings.shard, self._rng)
         yield from self._restore(shard)
         reader = self._log.reader()

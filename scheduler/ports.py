@@ -124,8 +124,11 @@ class Log(Protocol):
 class StateStore(Protocol):
     """Shard checkpoints: a map of keys to bytes per shard, changed atomically by the one who fenced it last."""
 
-    def fence(self, shard: int) -> int:
-        """Become the writer of the shard's state; the token of whoever was it before is void from now on."""
+    def fence(self, shard: int) -> int | None:
+        """Become the writer of the shard's state; the token of whoever was it before is void from then on.
+
+        None while that takes its time in the background: to be called again a little later.
+        """
 
     def load(self, shard: int) -> Iterable[tuple[bytes, bytes]]:
         """All that the last committed change left."""

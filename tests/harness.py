@@ -47,7 +47,7 @@ T = TypeVar("T")
 _codec = Codec.builtin()
 
 
-def eventually(fact: Callable[[], T], what: object = "it", within_s: float = WAIT_S) -> T:
+def eventually(fact: Callable[[], T | None], what: object = "it", within_s: float = WAIT_S) -> T:
     """What `fact` gives once that is true of it; for what another thread or process brings about without a word."""
     give_up_at = time.monotonic() + within_s
     while not (found := fact()):

@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.ports import StateStore
 from schemas.errors import Fenced, TidewheelIOError
+from tests.harness import eventually
 
 DEADLINE_S = 30.0
 
@@ -39,26 +40,31 @@ def commit(
     return done.wait()
 
 
+def fenced(store: StateStore, shard: int) -> int:
+    """Fence and wait until it is done."""
+    return eventually(lambda: store.fence(shard), "the fence")
+
+
 class StateStoreContract:
     """Every adapter of `StateStore` passes these; a subclass gives the fixture `store`, empty."""
 
     def test_a_shard_that_never_committed_has_nothing(self, store: StateStore) -> None:
-        store.fence(0)
+        fenced(store, 0)
         assert list(store.load(0)) == []
 
     def test_load_gives_what_the_last_changes_left(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         assert commit(store, 0, token, [(b"a", b"1"), (b"b", b""), (b"c", bytes(300_000))]) is None
         assert commit(store, 0, token, [(b"a", None), (b"c", b"3"), (b"d", b"4"), (b"never", None)]) is None
         assert dict(store.load(0)) == {b"b": b"", b"c": b"3", b"d": b"4"}
 
     def test_the_last_of_several_changes_of_a_key_holds(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         assert commit(store, 0, token, [(b"a", b"1"), (b"b", b"1"), (b"a", None), (b"b", b"2")]) is None
         assert dict(store.load(0)) == {b"b": b"2"}
 
     def test_commits_are_applied_in_the_order_of_their_calls(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         dones = [Done() for _ in range(20)]
         for number, done in enumerate(dones):
             store.commit(0, token, [(b"last", b"%d" % number), (b"%d" % number, b"")], done)
@@ -69,7 +75,7 @@ class StateStoreContract:
         assert len(state) == 21
 
     def test_many_entries_are_kept(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         entries = {b"task-%d" % number: b"x" * (number % 300) for number in range(5_000)}
         assert commit(store, 0, token, entries.items()) is None
         assert dict(store.load(0)) == entries
@@ -77,17 +83,17 @@ class StateStoreContract:
         assert list(store.load(0)) == []
 
     def test_shards_have_states_and_fences_of_their_own(self, store: StateStore) -> None:
-        tokens = [store.fence(shard) for shard in range(3)]
+        tokens = [fenced(store, shard) for shard in range(3)]
         for shard, token in enumerate(tokens):
             assert commit(store, shard, token, [(b"a", b"%d" % shard)]) is None
-        store.fence(0)
+        fenced(store, 0)
         assert commit(store, 1, tokens[1], [(b"b", b"")]) is None
         assert [dict(store.load(shard)) for shard in range(3)] == [{b"a": b"0"}, {b"a": b"1", b"b": b""}, {b"a": b"2"}]
 
     def test_who_was_fenced_writes_nothing(self, store: StateStore) -> None:
-        old = store.fence(0)
+        old = fenced(store, 0)
         assert commit(store, 0, old, [(b"a", b"1")]) is None
-        new = store.fence(0)
+        new = fenced(store, 0)
         assert isinstance(commit(store, 0, old, [(b"a", b"2"), (b"b", b"2")]), Fenced)
         assert dict(store.load(0)) == {b"a": b"1"}
         assert commit(store, 0, new, [(b"a", b"3")]) is None
@@ -99,14 +105,14 @@ class StateStoreContract:
                 yield b"%d" % number, b""
             raise LookupError("no encoder")
 
-        token = store.fence(0)
+        token = fenced(store, 0)
         result = commit(store, 0, token, broken())
         assert isinstance(result, TidewheelIOError)
         assert "no encoder" in str(result)
         assert list(store.load(0)) == []
 
     def test_a_load_is_one_picture(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         keys = [b"%05d" % number for number in range(3_000)]
         assert commit(store, 0, token, [(key, b"old") for key in keys]) is None
         loading = iter(store.load(0))
@@ -115,7 +121,7 @@ class StateStoreContract:
         assert {value for _, value in (first, *loading)} == {b"old"}
 
     def test_close_finishes_what_was_begun(self, store: StateStore) -> None:
-        token = store.fence(0)
+        token = fenced(store, 0)
         done = Done()
         store.commit(0, token, [(b"a", b"1")], done)
         store.close()
