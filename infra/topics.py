@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.errors import Fatal
-from schemas.topics import REPLIES, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, WORKER_SIGNALS
+from schemas.topics import REPLIES, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, WORKER_SIGNALS
 
-TASK_REQUESTS_INVALID = "task-requests-invalid"  # requests that could not be read, or hold what is not allowed
 SHARD_STATE = "shard-state"  # checkpoints of the shards; on brokers only, the embedded engine has a file for them
 READY_PREFIX = "ready."
 READY_PARTITIONS = 4  # workers of a queue that can share one priority
@@ -208,9 +207,11 @@ def _settings(
         "max.message.bytes": str(record_bytes),
         "min.insync.replicas": str(min_insync),
         "unclean.leader.election.enable": "false",  # a copy that is behind must not become the truth
+        # Retention counts from the arrival: a producer with a wrong clock must not have its records removed at once.
+        "message.timestamp.type": "LogAppendTime",
     }
     if retention_ms is not None:
-        settings["retention.ms"] = str(retention_ms)
+        settings |= {"retention.ms": str(retention_ms), "retention.bytes": "-1"}
     return settings | dict(more or {})
 
 

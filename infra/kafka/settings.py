@@ -63,6 +63,8 @@ REFUSED_PROPERTIES: Mapping[str, str] = {
     "allow.auto.create.topics": "topics are created by `tidewheel topics apply`, with the right number of partitions",
     "bootstrap.servers": "it is the setting kafka.bootstrap",
     "metadata.broker.list": "it is the setting kafka.bootstrap",
+    "message.timeout.ms": "an event that timed out alone would leave a hole; the adapter has a deadline of its own",
+    "delivery.timeout.ms": "an event that timed out alone would leave a hole; the adapter has a deadline of its own",
     "delivery.report.only.error": "every acknowledgement releases what follows from it",
     "statistics.interval.ms": _OWN,
 }
