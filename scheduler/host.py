@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -19,16 +20,19 @@ from scheduler.core.shard import Effects, Shard, ShardSettings, Source
 from scheduler.ports import Entry, Log, Reader, Record, StateStore, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOError, Undecodable, UnknownSchema
+from schemas.ids import routing_key
 from schemas.messages import (
     EndedTask,
     Event,
+    ForwardedRequest,
+    InvalidRecord,
     Message,
-    Outcome,
     ReadyTask,
     Replies,
     Reply,
     Report,
     Request,
+    RequestForwarded,
     ShardCheckpoint,
     ShardOpened,
     Task,
@@ -38,12 +42,14 @@ from schemas.topics import (
     REPLIES,
     TASK_EVENTS,
     TASK_REQUESTS,
+    TASK_REQUESTS_INVALID,
     WORKER_SIGNALS,
     ready_topic,
 )
 
 LOAD_CHUNK = 1_000  # records read per iteration while loading, so that other shards go on
 IN_FLIGHT_MAX = 64  # batches sent but not acknowledged; more would only hide a log that is too slow
+OWED_MAX = 64  # appends of owed effects, not acknowledged: no input is taken meanwhile
 CHECKPOINT_US = 10_000_000  # how far apart checkpoints are: a recovery replays about so much
 CHECKPOINT_CHANGES_MAX = 50_000  # changed entities that bring a checkpoint forward
 IDLE_CHECKPOINT_US = 60_000_000  # one that would only note how far reports were read
@@ -78,6 +84,7 @@ class _Checkpoint(NamedTuple):
 
     changes: list[tuple[str, Task | EndedTask | None]]
     positions: dict[str, int]
+    forwarded: dict[str, int]
     taken_at: int
     next_offset: int = 0  # known when it is committed
 
@@ -88,6 +95,15 @@ class _Held(NamedTuple):
     offset: int
     wait: int
     until: int | None  # None: it was asked for again
+
+
+class _Owed:
+    """Effects that nobody would ask for again, and the checkpoint that waits for them: a load must see their events."""
+
+    def __init__(self, entries: list[Entry], checkpoint: _Checkpoint | None) -> None:
+        self.entries = entries
+        self.checkpoint = checkpoint
+        self.is_sent = self.is_acknowledged = not entries
 
 
 class _Batch:
@@ -105,11 +121,15 @@ class ShardHost:
     def __init__(self, shard: int, log: Log, states: StateStore, codec: Codec, settings: RuntimeSettings, rng: Random):
         self.shard_id = shard
         self.phase = Phase.LOADING
+        settings = msgspec.structs.replace(
+            settings, shard=msgspec.structs.replace(settings.shard, shards=log.partitions(TASK_REQUESTS))
+        )
         self.shard = Shard(shard, settings.shard, rng)
         self.reloads = 0
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
         self._events = TopicPartition(TASK_EVENTS, shard)
         self._gateways = log.partitions(REPLIES)
+        self._invalid_partition = shard % log.partitions(TASK_REQUESTS_INVALID)
         self._loading: Iterator[None] | None = None
         self._load_at = 0
         self._now = 0
@@ -123,6 +143,7 @@ class ShardHost:
         self._failure: TidewheelIOError | None = None  # of a batch that was sent
         self._unsent: _Batch | None = None
         self._outbox: list[Entry] = []
+        self._owed: deque[_Owed] = deque()
         self._next_offset = 0
         self._gap: _GapCheck | None = None
         self._token = 0
@@ -237,6 +258,7 @@ class ShardHost:
         if isinstance(checkpoint, ShardCheckpoint):
             shard.state.epoch = checkpoint.epoch
             shard.state.positions = dict(checkpoint.positions)
+            shard.state.forwarded = {int(partition): offset for partition, offset in checkpoint.forwarded.items()}
             self._next_offset = checkpoint.next_offset
             shard.forgotten_offset = checkpoint.next_offset - 1
 
@@ -251,7 +273,10 @@ class ShardHost:
             ) from error
 
     def _replay(self, shard: Shard, reader: Reader, until: int, opened_at: int) -> Generator[None, None, int]:
-        """Fold the valid events below `until`; returns where the epoch that counts was opened."""
+        """Fold the valid events below `until`; returns where the epoch that counts was opened.
+
+        What they owe was sent by an earlier owner, or was not: it is sent again.
+        """
         while self._next_offset < until:
             records = reader.take(LOAD_CHUNK)
             if records and records[0].offset > self._next_offset:
@@ -260,6 +285,7 @@ class ShardHost:
                     f"events {missing} of shard {self.shard_id} are not in the log any more, and no checkpoint holds "
                     "what they led to: bring back the state that belongs to this log"
                 )
+            owed: list[Entry] = []
             for record in records:
                 event = self._event_of(record)
                 if event is not None and event.epoch >= shard.state.epoch:
@@ -268,7 +294,10 @@ class ShardHost:
                             shard.state.epoch, opened_at = event.epoch, record.offset
                     else:
                         shard.evolve(event)
+                        owed += self._owed_by(event)
                 self._next_offset = record.offset + 1
+            if owed:
+                yield from self._landed(owed)
             if not records:
                 self._load_at = self._now + LOAD_WAIT_US
             yield
@@ -284,17 +313,21 @@ class ShardHost:
             body=ShardOpened(owner=self._settings.owner),
         )
         entry = Entry(TASK_EVENTS, self.shard_id, None, self._codec.encode(opening))
+        offsets = yield from self._landed([entry])
+        if offsets[0] < 0:
+            raise Retriable("the log did not say where it put the opening of the shard")
+        return offsets[0]
+
+    def _landed(self, entries: Sequence[Entry]) -> Generator[None, None, Sequence[int]]:
+        """Append while loading, and wait for the acknowledgement."""
         results: list[Sequence[int] | TidewheelIOError] = []
-        self._log.append([entry], results.append)
+        self._log.append(entries, results.append)
         while not results:
             self._load_at = self._now + LOAD_WAIT_US
             yield
-        result = results[0]
-        if isinstance(result, TidewheelIOError):
-            raise result
-        if result[0] < 0:
-            raise Retriable("the log did not say where it put the opening of the shard")
-        return result[0]
+        if isinstance(results[0], TidewheelIOError):
+            raise results[0]
+        return results[0]
 
     def _event_of(self, record: Record) -> Event | None:
         try:
@@ -312,7 +345,8 @@ class ShardHost:
 
     def is_accepting(self) -> bool:
         """Whether inputs may be given to `step` now."""
-        return self.phase is Phase.ACTIVE and self._unsent is None and len(self._sent) < IN_FLIGHT_MAX
+        has_room = len(self._sent) < IN_FLIGHT_MAX and len(self._owed) < OWED_MAX
+        return self.phase is Phase.ACTIVE and self._unsent is None and has_room
 
     def has_unacknowledged(self) -> bool:
         """Whether the memory is ahead of what is known to be in the log."""
@@ -320,7 +354,12 @@ class ShardHost:
 
     def is_due(self, now: int) -> bool:
         """Whether `step` has something to do even without inputs."""
-        has_news = (self._sent and self._sent[0].result is not None) or self._failure or self._checkpoint_results
+        has_news = (
+            (self._sent and self._sent[0].result is not None)
+            or self._failure
+            or self._checkpoint_results
+            or (self._owed and self._owed[0].is_acknowledged)
+        )
         return bool(has_news) or now >= self._step_at
 
     def step(self, inputs: Sequence[Record], drained_at: int, now: int) -> None:
@@ -332,6 +371,7 @@ class ShardHost:
         is_blocked = bool(self._outbox)
         self._absorb_checkpoints()
         self._absorb_acks()
+        self._absorb_owed()
         if self.phase is not Phase.ACTIVE:
             return
         if not self._held:
@@ -339,6 +379,7 @@ class ShardHost:
         if self.is_accepting():
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
+        self._send_owed()
         self.shard.forget_ended(now)
         if not is_blocked:  # what is to be started goes first: replies and signals can wait a little better
             self._outbox[:0] = map(self._ready_entry, self.shard.dispatch(now))
@@ -354,7 +395,7 @@ class ShardHost:
         return now if self.is_due(now) else self._step_at
 
     def _due_at(self, now: int) -> int:
-        if self._unsent or self._outbox or self._gap:
+        if self._unsent or self._outbox or self._gap or any(not owed.is_sent for owed in self._owed):
             return now + BLOCKED_US
         checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None
         instants = (self.shard.next_at(), checkpoint_at, *(held.until for held in self._held.values()))
@@ -379,14 +420,18 @@ class ShardHost:
     def _decide_input(self, record: Record, now: int) -> Effects:
         if record.offset < self.shard.state.positions.get(record.topic, 0):
             return Effects.none()  # decided before
-        source = Source(record.topic, record.offset)
-        expected = Request if record.topic == TASK_REQUESTS else Report
+        source = Source(record.topic, record.offset, record.key, record.value)
         try:
-            message = self._codec.decode(record.value or b"")
+            message = self._codec.decode(record.value)
+            if isinstance(message, ForwardedRequest) and record.topic == TASK_REQUESTS:
+                request = self._codec.decode(message.value)
+                if isinstance(request, Request):
+                    return self.shard.handle_forwarded(message, request, source, now)
+                message = request
         except DecodeError as error:
-            return self._refuse(record, source, str(error), now)
-        if not isinstance(message, expected):
-            return self._refuse(record, source, f"{type(message).__name__} does not belong on this topic", now)
+            return self._refuse(source, str(error), now)
+        if not isinstance(message, Request if record.topic == TASK_REQUESTS else Report):
+            return self._refuse(source, f"{type(message).__name__} does not belong on this topic", now)
         return self.shard.handle(message, source, now)
 
     def _hold(self, record: Record, reason: str, now: int) -> None:
@@ -397,23 +442,10 @@ class ShardHost:
             _log.warning("input waits", topic=record.topic, shard=self.shard_id, offset=record.offset, reason=reason)
         self._held[record.topic] = _Held(record.offset, wait, now + wait)
 
-    def _refuse(self, record: Record, source: Source, reason: str, now: int) -> Effects:
-        _log.warning(
-            "input refused", topic=record.topic, partition=record.partition, offset=record.offset, reason=reason
-        )
-        body = TaskRejected(request="", outcome=Outcome.INVALID, detail=reason)
-        event = Event(
-            entity_id="",
-            tenant_id="",
-            version=0,
-            epoch=self.shard.state.epoch,
-            at=now,
-            body=body,
-            source_topic=source.topic,
-            source_offset=source.offset,
-        )
-        self.shard.evolve(event)
-        return Effects([event], [], [])
+    def _refuse(self, source: Source, reason: str, now: int) -> Effects:
+        where = {"topic": source.topic, "partition": self.shard_id, "offset": source.offset}
+        _log.warning("input refused", **where, reason=reason)
+        return self.shard.refuse(source, reason, now)
 
     # --- appending and acknowledgements --------------------------------------------------------------------------
 
@@ -448,7 +480,7 @@ class ShardHost:
             raise self._failure
         if self._failure is not None:
             # At once, even if an earlier batch is still in doubt: what is appended now would stand behind a hole.
-            self.reload(f"events were not acknowledged: {self._failure}")
+            self.reload(f"an append was not acknowledged: {self._failure}")
             return
         while self._sent and (result := self._sent[0].result) is not None:
             if isinstance(result, TidewheelIOError) or not self._is_verified(result):
@@ -494,8 +526,63 @@ class ShardHost:
             outbox.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
         for signal in effects.signals:
             outbox.append(Entry(WORKER_SIGNALS, 0, signal.worker_id.encode(), encode(signal)))
-        if batch.checkpoint is not None:
-            self._commit_checkpoint(batch.checkpoint)
+        owed = [entry for event in effects.events for entry in self._owed_by(event)]
+        checkpoint = batch.checkpoint and batch.checkpoint._replace(next_offset=self._next_offset)
+        if owed or checkpoint:
+            self._owed.append(_Owed(owed, checkpoint))
+            self._absorb_owed()
+
+    # --- what is owed --------------------------------------------------------------------------------------------
+
+    def _owed_by(self, event: Event) -> Iterator[Entry]:
+        """What must land because of an acknowledged event; a copy is recognised by where the input was written."""
+        if event.version:
+            return
+        body, source_offset = event.body, event.source_offset or 0
+        if isinstance(body, RequestForwarded):
+            request = ForwardedRequest(
+                task_id=event.entity_id,
+                partition=self.shard_id,
+                offset=source_offset,
+                value=body.value,
+                key=body.key,
+            )
+            key = routing_key(event.entity_id).encode()
+            yield Entry(TASK_REQUESTS, body.shard, key, self._codec.encode(request))
+        elif isinstance(body, TaskRejected) and body.record is not None:
+            invalid = InvalidRecord(
+                topic=event.source_topic or "",
+                partition=event.origin.partition if event.origin else self.shard_id,
+                offset=event.origin.offset if event.origin else source_offset,
+                reason=body.detail or body.outcome,
+                at=event.at,
+                key=body.record.key,
+                value=body.record.value,
+            )
+            yield Entry(TASK_REQUESTS_INVALID, self._invalid_partition, body.record.key, self._codec.encode(invalid))
+
+    def _send_owed(self) -> None:
+        for owed in self._owed:
+            if owed.is_sent:
+                continue
+            try:
+                self._log.append(owed.entries, partial(self._on_owed, owed, self._generation))
+            except Retriable:
+                return  # the log's buffer is full
+            owed.is_sent = True
+
+    def _on_owed(self, owed: _Owed, generation: object, result: Sequence[int] | TidewheelIOError) -> None:
+        if not isinstance(result, TidewheelIOError):
+            owed.is_acknowledged = True
+        elif self._generation is generation:
+            self._failure = result
+
+    def _absorb_owed(self) -> None:
+        """Write the checkpoints before which nothing is owed any more."""
+        while self._owed and self._owed[0].is_acknowledged:
+            checkpoint = self._owed.popleft().checkpoint
+            if checkpoint is not None:
+                self._commit_checkpoint(checkpoint)
 
     def _ready_entry(self, ready: tuple[int, ReadyTask]) -> Entry:
         partition, task = ready
@@ -534,15 +621,16 @@ class ShardHost:
                 changes.append((task_id, None))
                 stored.discard(task_id)
         changed.clear()
-        return _Checkpoint(changes, dict(self._read_positions), now)
+        forwarded = {str(partition): offset for partition, offset in self.shard.state.forwarded.items()}
+        return _Checkpoint(changes, dict(self._read_positions), forwarded, now)
 
     def _commit_checkpoint(self, checkpoint: _Checkpoint) -> None:
-        checkpoint = checkpoint._replace(next_offset=self._next_offset)
         record = ShardCheckpoint(
             epoch=self.shard.state.epoch,
             next_offset=checkpoint.next_offset,
             positions=checkpoint.positions,
             taken_at=checkpoint.taken_at,
+            forwarded=checkpoint.forwarded,
         )
         generation = self._generation
 

@@ -30,6 +30,12 @@ def keyed_task_id(tenant_id: str, idempotency_key: str) -> str:
     return f"key-{digest[:32]}"
 
 
+def record_task_id(topic: str, partition: int, offset: int) -> str:
+    """The task id of a submission that names none: the same however often the record at this place is read."""
+    digest = hashlib.sha256(f"{topic}/{partition}/{offset}".encode()).hexdigest()
+    return f"rec-{digest[:32]}"
+
+
 def routing_key(task_id: str) -> str:
     """The part of an id that decides its shard: up to the first dot, so that children share their parent's."""
     return task_id.partition(".")[0]

@@ -456,6 +456,35 @@ class Replies(Message, frozen=True, kw_only=True):
     replies: tuple[Reply, ...]
 
 
+class InvalidRecord(Message, frozen=True, kw_only=True):
+    """A record of an input topic that led to nothing, as it was, and why (topic task-requests-invalid).
+
+    Sent at least once: copies have the same `topic`, `partition` and `offset`, which say where the record stood.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+    at: int
+    key: bytes | None = None
+    value: bytes | None = None
+
+
+class ForwardedRequest(Message, frozen=True, kw_only=True):
+    """A request that stood in a partition of `task-requests` that is not its task's; a shard sends it on, once.
+
+    Sent at least once: the shard that takes it knows copies by `partition` and `offset`, where the request stood.
+    `task_id` is the id that the task has, even if the request names none.
+    """
+
+    task_id: str
+    partition: int
+    offset: int
+    value: bytes
+    key: bytes | None = None
+
+
 class ParkedTask(Message, frozen=True, kw_only=True):
     """A task that waits in the delay wheel (topics delay.<level>): all that is needed to take it back into memory."""
 
@@ -584,12 +613,31 @@ class TaskDiscarded(Message, frozen=True, kw_only=True):
     """An operator took a dead task out of the dead-letter queue."""
 
 
+class RejectedRecord(Message, frozen=True, kw_only=True):
+    """What was written, byte for byte; no value: the record had none, or one too large to be kept."""
+
+    key: bytes | None = None
+    value: bytes | None = None
+
+
 class TaskRejected(Message, frozen=True, kw_only=True):
-    """A request was refused, or was a repetition of one; nothing changed."""
+    """A request was refused, or was a repetition of one; nothing changed.
+
+    With `record`, nobody waits for a reply: an `InvalidRecord` follows.
+    """
 
     request: str
     outcome: Outcome
     detail: str | None = None
+    record: RejectedRecord | None = None
+
+
+class RequestForwarded(Message, frozen=True, kw_only=True):
+    """A request belongs to another shard; a `ForwardedRequest` with the same bytes follows."""
+
+    shard: int
+    value: bytes
+    key: bytes | None = None
 
 
 class ShardOpened(Message, frozen=True, kw_only=True):
@@ -615,8 +663,16 @@ EventBody: TypeAlias = (
     | TaskRedriven
     | TaskDiscarded
     | TaskRejected
+    | RequestForwarded
     | ShardOpened
 )
+
+
+class Origin(Message, frozen=True, kw_only=True):
+    """Where a forwarded request first stood on `task-requests`."""
+
+    partition: int
+    offset: int
 
 
 class Event(Message, frozen=True, kw_only=True):
@@ -624,6 +680,7 @@ class Event(Message, frozen=True, kw_only=True):
 
     `version` counts the entity's events from 1; 0 marks one that changes no entity (a refusal, an opening).
     `source_topic` and `source_offset` name the input that was decided; absent for what the clock caused.
+    `origin` names the place in another partition from which that input was forwarded; absent if it was not.
     """
 
     entity_id: str
@@ -635,12 +692,17 @@ class Event(Message, frozen=True, kw_only=True):
     source_topic: str | None = None
     source_offset: int | None = None
     traceparent: str | None = None
+    origin: Origin | None = None
 
 
 class ShardCheckpoint(Message, frozen=True, kw_only=True):
-    """How far `shard-state` reaches: the fold of the events before `next_offset`."""
+    """How far `shard-state` reaches: the fold of the events before `next_offset`.
+
+    `forwarded` tells by partition (as text) up to where requests that were forwarded from there have been decided.
+    """
 
     epoch: int
     next_offset: int
     positions: dict[str, int]
     taken_at: int
+    forwarded: dict[str, int] = {}

@@ -36,6 +36,8 @@ TOP_LEVEL = (
     "Task",
     "EndedTask",
     "ShardCheckpoint",
+    "InvalidRecord",
+    "ForwardedRequest",
 )
 
 

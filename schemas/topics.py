@@ -5,6 +5,7 @@ from __future__ import annotations
 from schemas.messages import Priority
 
 TASK_REQUESTS = "task-requests"  # one partition a shard; key = routing key
+TASK_REQUESTS_INVALID = "task-requests-invalid"  # what could not be taken from an input topic, as it was
 TASK_REPORTS = "task-reports"  # one partition a shard
 TASK_EVENTS = "task-events"  # one partition a shard: the commit log
 WORKER_SIGNALS = "worker-signals"  # every worker reads all of it

@@ -59,6 +59,10 @@ from schemas.messages import (
 )
 
 CANCEL_GRACE_MS = 10_000  # what a cancelled handler gets before its process is killed
+TEXT_MAX = 255  # characters: these travel with every ready record, which must not outgrow what a broker takes
+CLASS_NAMES_MAX, CLASS_NAME_MAX = 64, 256
+REASON_MAX = 1_024  # characters of why a task is cancelled
+COUNT_MAX = 1 << 40  # of events or attempts of a task that an operator brings back: room for more of them
 BACKSTOP_US = 10_000_000  # how much later than the worker the shard itself ends an attempt: its clock may differ
 
 Known = Task | EndedTask | None
@@ -128,9 +132,29 @@ def problem_of(request: SubmitTask, now: int) -> str | None:
         return f"payload has {len(spec.payload)} bytes; at most {PAYLOAD_MAX} are allowed"
     if sum(len(key.encode()) + len(value.encode()) for key, value in spec.metadata.items()) > METADATA_MAX:
         return f"metadata must have at most {METADATA_MAX} bytes"
+    problem = _text_problem(request)
+    if problem:
+        return problem
     if spec.scheduled_at is not None and not 0 <= spec.scheduled_at <= now + SCHEDULE_AHEAD_US_MAX:
         return "scheduled_at must be within a hundred years"
     return _range_problem(spec)
+
+
+def _text_problem(request: SubmitTask) -> str | None:
+    spec = request.spec
+    texts = (
+        ("content_type", spec.content_type),
+        ("idempotency_key", spec.idempotency_key),
+        ("fingerprint", request.fingerprint),
+        ("traceparent", request.traceparent),
+    )
+    for field, text in texts:
+        if text is not None and len(text) > TEXT_MAX:
+            return f"{field} has {len(text)} characters; at most {TEXT_MAX} are allowed"
+    for field, names in (("retry_on", spec.retry.retry_on), ("give_up_on", spec.retry.give_up_on)):
+        if len(names) > CLASS_NAMES_MAX or any(len(name) > CLASS_NAME_MAX for name in names):
+            return f"{field} must have at most {CLASS_NAMES_MAX} names of at most {CLASS_NAME_MAX} characters"
+    return None
 
 
 def _range_problem(spec: TaskSpec) -> str | None:
@@ -159,6 +183,8 @@ def decide_cancel(known: Known, request: CancelTask) -> Decision:
         return _refused(Outcome.DUPLICATE, "cancelled before")
     if isinstance(known, EndedTask):
         return _refused(Outcome.WRONG_STATUS, f"the task is {known.status}")
+    if request.reason is not None and len(request.reason) > REASON_MAX:
+        return _refused(Outcome.INVALID, f"reason must have at most {REASON_MAX} characters")
     if known.status in WAITING:
         return Decision(TaskCancelled(reason=request.reason))
     if known.cancel_requested_at is not None:
@@ -208,14 +234,33 @@ def _waiting_status(status: Status, next_run_at: int, now: int) -> Status:
     return Status.RETRYING if status is Status.RETRYING else Status.SCHEDULED
 
 
-def decide_redrive(known: Known, request: RedriveTask, is_view_ahead: bool) -> Decision:
+def decide_redrive(known: Known, request: RedriveTask, is_view_ahead: bool, now: int) -> Decision:
     """Run an ended task again, if it still stands as the view showed it."""
     refusal = _refuse_ended(known, request.task, {Status.DEAD, Status.FAILED}, is_view_ahead)
+    if refusal is None and (problem := _shown_problem(request.task, now)):
+        refusal = _refused(Outcome.INVALID, problem)
     return refusal or Decision(TaskRedriven(task=request.task))
+
+
+def _shown_problem(shown: Task, now: int) -> str | None:
+    """What is wrong with a task that the shard had forgotten and takes from the request; never, if the view gave it."""
+    if not (0 < shown.version < COUNT_MAX and 0 <= shown.attempt < COUNT_MAX):
+        return f"version and attempt must be counts below {COUNT_MAX}"
+    submission = SubmitTask(
+        request_id="",
+        spec=shown.spec,
+        submitted_at=now,
+        task_id=shown.task_id,
+        fingerprint=shown.fingerprint,
+        traceparent=shown.traceparent,
+    )
+    return problem_of(submission, now)
 
 
 def decide_discard(known: Known, request: DiscardTask, is_view_ahead: bool) -> Decision:
     """Give a dead task up for good, if it still stands as the view showed it."""
+    if not is_name(request.task.task_id):
+        return _refused(Outcome.INVALID, f"task_id must be {NAME_RULE}")
     return _refuse_ended(known, request.task, {Status.DEAD}, is_view_ahead) or Decision(TaskDiscarded())
 
 

@@ -15,11 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler.core import decisions
+from scheduler.core import decisions, routing
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import Dispatch
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.timers import Timers
+from schemas.ids import is_name
+from schemas.limits import CHECKPOINT_MAX
 from schemas.messages import (
     NO_FREE_SLOT,
     NOT_FRESH,
@@ -36,13 +38,17 @@ from schemas.messages import (
     EndedTask,
     Event,
     EventBody,
+    ForwardedRequest,
     Message,
+    Origin,
     Outcome,
     ReadyTask,
     RedriveTask,
+    RejectedRecord,
     Reply,
     Report,
     Request,
+    RequestForwarded,
     Status,
     SubmitTask,
     Task,
@@ -64,6 +70,7 @@ RECHECK_US = 200_000  # how soon a silent worker is judged again while its repor
 class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What may differ between clusters."""
 
+    shards: int = 1  # of the cluster; the host sets it to the partitions of task-requests
     ready_partitions: int = 4
     tasks_max: int = 1_000_000  # live tasks of a shard: about 1.5 KB each beside the payload
     ended_max: int = 1_000_000  # ended ones that it remembers, nearly all for their idempotency key: 0.6 KB each
@@ -72,11 +79,26 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_timeout_us: int = 6_000_000  # three heartbeats
 
 
+# Refusals after which whoever waits for no reply finds the record among the invalid ones: what it asked for would be
+# lost otherwise. The others say that all is as asked already, or that the task stands where it cannot be done.
+_LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
+
+RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
+FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
+
+
 class Source(NamedTuple):
-    """The input that is decided."""
+    """The input that is decided: its place, its bytes, and where it was first written if it was forwarded."""
 
     topic: str
     offset: int
+    key: bytes | None = None
+    value: bytes | None = None
+    origin: Origin | None = None
+
+    def size(self) -> int:
+        """Bytes of key and value."""
+        return len(self.key or b"") + len(self.value or b"")
 
 
 class Effects(NamedTuple):
@@ -106,6 +128,7 @@ class ShardState:
         self.ended: dict[str, EndedTask] = {}
         self.epoch = 0
         self.positions: dict[str, int] = {}
+        self.forwarded: dict[int, int] = {}  # by partition: what was forwarded from there is decided below this offset
 
 
 class Shard:
@@ -140,6 +163,8 @@ class Shard:
             # A doubled event may come after later ones: a position never moves back.
             position = state.positions.get(event.source_topic, 0)
             state.positions[event.source_topic] = max(position, event.source_offset + 1)
+        if (origin := event.origin) is not None:
+            state.forwarded[origin.partition] = max(state.forwarded.get(origin.partition, 0), origin.offset + 1)
         if event.version == 0 or not self._is_next(event):
             return
         task_id = event.entity_id
@@ -275,23 +300,63 @@ class Shard:
     def handle(self, message: Message, source: Source, now: int) -> Effects:
         """Decide one input and fold what follows. Messages that a shard does not take raise TypeError."""
         if isinstance(message, Request):
-            return self._handle_request(message, source, now)
+            request = routing.identified(message, source.topic, self.shard, source.offset)
+            home = routing.home_of(routing.task_id_of(request), self.shard, self._settings.shards)
+            if home != self.shard:
+                return self._forward(request, home, source, now)
+            return self._handle_request(request, source, now)
         if isinstance(message, WorkerHeartbeat):
             return self._handle_heartbeat(message, now)
         if isinstance(message, Report):
             return self._handle_report(message, source, now)
         raise TypeError(f"{type(message).__name__} is no input of a shard")
 
+    def refuse(self, source: Source, reason: str, now: int) -> Effects:
+        """Decide that an input is none that can be taken."""
+        body = _rejected("", Decision(None, Outcome.INVALID, reason), source, is_kept=True)
+        return self._happened(self._event("", "", 0, body, now, source))
+
+    def handle_forwarded(self, forwarded: ForwardedRequest, request: Request, source: Source, now: int) -> Effects:
+        """Decide the request that another shard sent here. It is not sent on; a copy of it changes nothing."""
+        partition, offset = forwarded.partition, forwarded.offset
+        if not (0 <= partition < self._settings.shards and partition != self.shard and offset >= 0):
+            return self.refuse(source, f"no request can be forwarded here from [{partition}] offset {offset}", now)
+        source = source._replace(
+            key=forwarded.key, value=forwarded.value, origin=Origin(partition=partition, offset=offset)
+        )
+        if offset < self.state.forwarded.get(partition, 0):
+            body = TaskRejected(
+                request=type(request).__name__, outcome=Outcome.DUPLICATE, detail="it was forwarded here before"
+            )
+            return self._happened(self._event("", "", 0, body, now, source))
+        if isinstance(request, SubmitTask) and request.task_id is None:
+            request = msgspec.structs.replace(request, task_id=forwarded.task_id)
+        home = routing.home_of(routing.task_id_of(request), self.shard, self._settings.shards)
+        if home != self.shard:
+            return self.refuse(source, f"it was forwarded to shard {self.shard}, but belongs to {home}", now)
+        return self._handle_request(request, source, now)
+
+    def _forward(self, request: Request, home: int, source: Source, now: int) -> Effects:
+        if source.value is None or source.size() > FORWARD_MAX:
+            return self.refuse(source, f"it belongs to partition {home}, and is too large to be forwarded", now)
+        body = RequestForwarded(shard=home, value=source.value, key=source.key)
+        return self._happened(self._event(routing.task_id_of(request), "", 0, body, now, source))
+
+    def _happened(self, event: Event) -> Effects:
+        self.evolve(event)
+        return Effects([event], [], [])
+
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
-        task_id = entity.task_id or ""
+        task_id = routing.task_id_of(request)
         known = self.known(task_id)
         decision = self._decide_request(known, request, now)
         spec = request.spec if isinstance(request, SubmitTask) else None
         tenant_id = spec.tenant_id if spec else known.spec.tenant_id if isinstance(known, Task) else ""
         if decision.body is None:
-            body = TaskRejected(request=type(request).__name__, outcome=decision.outcome, detail=decision.detail)
-            event = self._event(task_id, tenant_id, 0, body, now, source)
+            is_kept = request.reply_to is None and decision.outcome in _LOST
+            body = _rejected(type(request).__name__, decision, source, is_kept=is_kept)
+            event = self._event(_name_or_nothing(task_id), _name_or_nothing(tenant_id), 0, body, now, source)
         else:
             version = 0 if spec else known.version if known else entity.version  # type: ignore[union-attr]
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
@@ -318,7 +383,7 @@ class Shard:
             case RedriveTask():
                 if reason := self._is_full(request.task.spec):
                     return Decision(None, Outcome.OVERLOADED, reason)
-                return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset)
+                return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset, now)
             case DiscardTask():
                 return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
 
@@ -363,6 +428,9 @@ class Shard:
             self.stale_reports += 1
             return Effects.none()
         self._heard[known.task_id] = now
+        if isinstance(report, AttemptCheckpointed) and len(report.checkpoint) > CHECKPOINT_MAX:
+            size = len(report.checkpoint)
+            return self.refuse(source, f"checkpoint has {size} bytes; at most {CHECKPOINT_MAX} are allowed", now)
         return self._applied(known, self._decide_report(known, report, now), source, now)
 
     def _decide_report(self, task: Task, report: Report, now: int) -> Decision:
@@ -451,6 +519,7 @@ class Shard:
             source_topic=source.topic if source else None,
             source_offset=source.offset if source else None,
             traceparent=traceparent,
+            origin=source.origin if source else None,
         )
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -581,6 +650,22 @@ class Shard:
                 if task_id in self.stored:
                     self.changed.add(task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
+
+
+def _rejected(request: str, decision: Decision, source: Source, *, is_kept: bool) -> TaskRejected:
+    """The refusal; with `is_kept` it holds the record, from which an InvalidRecord is made."""
+    detail, record = decision.detail, None
+    if is_kept:
+        record = RejectedRecord(key=source.key, value=source.value)
+        if source.size() > RECORD_MAX:
+            record = RejectedRecord()
+            detail = f"{detail}; its {source.size()} bytes, above {RECORD_MAX}, are only where it was written"
+    return TaskRejected(request=request, outcome=decision.outcome, detail=detail, record=record)
+
+
+def _name_or_nothing(text: str) -> str:
+    """What was no name may be of any length: it is in the record, not in the event's key."""
+    return text if is_name(text) else ""
 
 
 _WORKER = "worker/"  # a task id has no slash, so that the keys of both kinds of timers never meet

@@ -9,11 +9,21 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler.core.task import NOT_KNOWN, TERMINAL, TRANSITIONS, IllegalTransition, evolve
-from schemas.messages import Event, EventBody, ShardOpened, Status, Task, TaskRejected, TaskSpec, TaskSucceeded
+from schemas.messages import (
+    Event,
+    EventBody,
+    RequestForwarded,
+    ShardOpened,
+    Status,
+    Task,
+    TaskRejected,
+    TaskSpec,
+    TaskSucceeded,
+)
 from tests.samples import full, minimal
 
 STATUSES = [NOT_KNOWN, *(status for status in Status if status not in (Status.UNKNOWN, Status.SUBMITTED))]
-BODIES = [body for body in typing.get_args(EventBody) if body not in (TaskRejected, ShardOpened)]
+BODIES = [body for body in typing.get_args(EventBody) if body not in (TaskRejected, RequestForwarded, ShardOpened)]
 
 
 def a_task(status: Status | None) -> Task | None:

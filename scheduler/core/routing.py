@@ -1,0 +1,30 @@
+"""Which task a request is about, and so which shard decides it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from schemas.ids import is_name, keyed_task_id, record_task_id, shard_of
+from schemas.messages import DiscardTask, RedriveTask, Request, SubmitTask
+
+
+def identified(request: Request, topic: str, partition: int, offset: int) -> Request:
+    """The request with a task id: a submission without one gets that of its idempotency key, else of its place."""
+    if not isinstance(request, SubmitTask) or request.task_id is not None:
+        return request
+    key = request.spec.idempotency_key
+    if key is not None:
+        return replace(request, task_id=keyed_task_id(request.spec.tenant_id, key))
+    return replace(request, task_id=record_task_id(topic, partition, offset))
+
+
+def task_id_of(request: Request) -> str:
+    """The id of the task that an identified request is about."""
+    if isinstance(request, RedriveTask | DiscardTask):
+        return request.task.task_id
+    return request.task_id or ""
+
+
+def home_of(task_id: str, shard: int, shards: int) -> int:
+    """The shard that decides on the task; `shard` itself for what can be no task's id: it is refused where it is."""
+    return shard_of(task_id, shards) if shards > 1 and is_name(task_id) else shard
