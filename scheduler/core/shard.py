@@ -83,6 +83,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 # lost otherwise. The others say that all is as asked already, or that the task stands where it cannot be done.
 _LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
 
+FORWARDED_BEFORE = "it was forwarded here before"
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
@@ -143,6 +144,7 @@ class Shard:
         self.forgotten_offset = -1  # all that ended and was forgotten did so at or before this event
         self.drained_at = 0  # when all reports that were there had been read
         self.stale_reports = 0
+        self.invalid_records = 0  # inputs that led to nothing, and are kept for people to look at
         self._settings = settings
         self._rng = rng
         self._is_loaded = False
@@ -325,9 +327,7 @@ class Shard:
             key=forwarded.key, value=forwarded.value, origin=Origin(partition=partition, offset=offset)
         )
         if offset < self.state.forwarded.get(partition, 0):
-            body = TaskRejected(
-                request=type(request).__name__, outcome=Outcome.DUPLICATE, detail="it was forwarded here before"
-            )
+            body = TaskRejected(request=type(request).__name__, outcome=Outcome.DUPLICATE, detail=FORWARDED_BEFORE)
             return self._happened(self._event("", "", 0, body, now, source))
         if isinstance(request, SubmitTask) and request.task_id is None:
             request = msgspec.structs.replace(request, task_id=forwarded.task_id)
@@ -343,6 +343,8 @@ class Shard:
         return self._happened(self._event(routing.task_id_of(request), "", 0, body, now, source))
 
     def _happened(self, event: Event) -> Effects:
+        if isinstance(event.body, TaskRejected) and event.body.record is not None:
+            self.invalid_records += 1
         self.evolve(event)
         return Effects([event], [], [])
 
@@ -362,8 +364,8 @@ class Shard:
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
             if isinstance(request, SubmitTask) and request.traceparent is not None:
                 event = msgspec.structs.replace(event, traceparent=request.traceparent)
-        effects = Effects([event], [], self._signals(known, decision))
-        self.evolve(event)
+        signals = self._signals(known, decision)  # of how it stood before
+        effects = self._happened(event)._replace(signals=signals)
         if request.reply_to is not None:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects

@@ -50,7 +50,10 @@ SECOND = 1_000_000
 
 
 class Client:
-    """Submits, cancels, updates, redrives and discards at random; repeats itself."""
+    """Submits, cancels, updates, redrives and discards at random; repeats itself.
+
+    Some of what it sends has no id, or is in the wrong partition, or is junk, or holds what is not allowed.
+    """
 
     def __init__(self, world: World, codec: Codec, facts: Facts) -> None:
         self._world, self._codec, self._facts = world, codec, facts
@@ -66,14 +69,29 @@ class Client:
     def act(self) -> None:
         """Send one request, or an old one again."""
         rng = self._world.rng
+        if rng.random() < 0.06:
+            self._send_junk()
+            return
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
             return
         task_id = (request.task.task_id if isinstance(request, RedriveTask | DiscardTask) else request.task_id) or ""
-        shard = shard_of(task_id, self._world.shards)
+        is_misplaced = rng.random() < 0.12
+        shard = rng.randrange(self._world.shards) if is_misplaced else shard_of(task_id, self._world.shards)
         entry = Entry(TASK_REQUESTS, shard, routing_key(task_id).encode(), self._codec.encode(request))
-        self._world.say("client", f"{type(request).__name__} {task_id}")
+        self._world.say("client", f"{type(request).__name__} {task_id} → {shard}")
         self._log.append([entry, entry] if rng.random() < 0.05 else [entry])
+
+    def _send_junk(self) -> None:
+        rng = self._world.rng
+        misfit = AttemptCancelled(task_id="x", attempt=1, worker_id="w", finished_at=0)
+        cut = self._codec.encode(CancelTask(request_id="r", task_id="x"))[: rng.randint(5, 8)]
+        value = rng.choice((None, b"", b"{}", rng.randbytes(9), cut, self._codec.encode(misfit)))
+        topic = TASK_REQUESTS if rng.random() < 0.7 else TASK_REPORTS
+        if topic == TASK_REPORTS and value == self._codec.encode(misfit):
+            value = self._codec.encode(CancelTask(request_id="r", task_id="x"))
+        self._world.say("client", f"junk {value!r} to {topic}")
+        self._log.append([Entry(topic, rng.randrange(self._world.shards), rng.choice((None, b"junk")), value)])
 
     def _next_request_id(self) -> str:
         self._requests += 1
@@ -82,11 +100,15 @@ class Client:
     def _submission(self) -> SubmitTask:
         rng, now = self._world.rng, self._world.now
         key = f"k{rng.randint(0, 5)}" if rng.random() < 0.15 else None
-        task_id = keyed_task_id("t", key) if key else f"task-{len(self._ids)}"
-        if task_id not in self._ids:
-            self._ids.append(task_id)
+        task_id: str | None = keyed_task_id("t", key) if key else f"task-{len(self._ids)}"
+        if rng.random() < 0.08:
+            task_id = None
+        elif task_id not in self._ids:
+            self._ids.append(task_id or "")
+        is_invalid = task_id is not None and key is None and rng.random() < 0.05
         spec = TaskSpec(
-            task_type="work",
+            task_type="no name" if is_invalid else "work",
+            tenant_id="t",
             queue=rng.choice(QUEUES),
             priority=rng.choice(list(Priority)),
             scheduled_at=rng.choice((None, None, now + rng.randint(0, 30) * SECOND, now - SECOND)),
@@ -109,7 +131,7 @@ class Client:
             submitted_at=now,
             task_id=task_id,
             fingerprint=fingerprint,
-            reply_to=0,
+            reply_to=rng.choice((0, None)),
         )
 
     def _change(self, task_id: str) -> Request | None:

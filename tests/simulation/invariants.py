@@ -7,34 +7,45 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from scheduler.core.shard import FORWARDED_BEFORE
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.host import CHECKPOINT_KEY, Phase, ShardHost
-from scheduler.ports import Entry, TopicPartition
+from scheduler.ports import Entry, Record, TopicPartition
 from schemas.codec import Codec
-from schemas.ids import shard_of
+from schemas.errors import DecodeError
+from schemas.ids import keyed_task_id, record_task_id, shard_of
 from schemas.messages import (
     AttemptStarted,
     EndedTask,
     Event,
+    ForwardedRequest,
+    InvalidRecord,
     Message,
     Outcome,
     ReadyTask,
     Replies,
+    Report,
+    Request,
+    RequestForwarded,
     ShardCheckpoint,
     ShardOpened,
     Status,
+    SubmitTask,
     Task,
     TaskAttemptFailed,
     TaskCheckpointed,
     TaskRedriven,
+    TaskRejected,
     TaskReleased,
     TaskSnoozed,
     TaskStarted,
     TaskSubmitted,
     TaskSucceeded,
 )
-from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from schemas.topics import INPUT_TOPICS, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
 from tests.simulation.world import SimStates, World
+
+Place = tuple[str, int, int]  # topic, partition, offset
 
 CLOCK_ERROR_US = 2_000_000  # how wrong a simulated clock may be
 
@@ -57,6 +68,11 @@ class Facts:
         self.starts: Counter[tuple[str, int]] = Counter()
         self.rejections: set[bytes] = set()
         self.outcomes: Counter[Status] = Counter()
+        self.owing: dict[int, dict[int, Place]] = defaultdict(dict)  # by events partition and offset: what is to land
+        self.owed: set[Place] = set()
+        self.forwarded: set[Place] = set()
+        self.arrived: Counter[Place] = Counter()  # what was forwarded, by how often it was decided where it belongs
+        self.landed = Landed(world, codec)
         self.events = 0
         world.on_append.append(self.check_effect)
 
@@ -80,11 +96,27 @@ class Facts:
         if not is_new:
             return
         self.events += 1
+        self._note_origin(shard, offset, event)
         if event.source_topic is not None:
             source = event.source_topic, shard, event.source_offset or 0
             self.decided[source] += 1
             if self.decided[source] > 1:
                 raise Violated(f"3: input {source} was decided twice, again as {event}")
+
+    def _note_origin(self, shard: int, offset: int, event: Event) -> None:
+        body, origin = event.body, event.origin
+        place = (event.source_topic or "", shard, event.source_offset or 0)
+        if origin is not None:
+            place = (TASK_REQUESTS, origin.partition, origin.offset)
+            if not (isinstance(body, TaskRejected) and body.detail == FORWARDED_BEFORE):
+                self.arrived[place] += 1
+                if self.arrived[place] > 1:
+                    raise Violated(f"3: what was forwarded from {place} was decided twice, again as {event}")
+        if isinstance(body, RequestForwarded):
+            self.forwarded.add(place)
+        if isinstance(body, RequestForwarded) or (isinstance(body, TaskRejected) and body.record is not None):
+            self.owing[shard][offset] = place
+            self.owed.add(place)
 
     def _fold(self, offset: int, event: Event) -> bool:
         """Whether the event is its task's next; checks timing and starts."""
@@ -139,10 +171,12 @@ class Facts:
 
     def check_effect(self, who: str, entry: Entry) -> None:
         """Called at every append of anyone, before it travels."""
-        if entry.topic in (TASK_EVENTS, TASK_REQUESTS, TASK_REPORTS):
+        if entry.topic in (TASK_EVENTS, TASK_REPORTS) or (entry.topic == TASK_REQUESTS and who == "client"):
             return
         self.read()
         message: Message = self._codec.decode(entry.value or b"")
+        if (place := place_of(message)) is not None and place not in self.owed:
+            raise Violated(f"1: {who} sent {message}, of which no valid event tells")
         if isinstance(message, ReadyTask):
             if (message.task_id, message.task_version) not in self.pending_versions:
                 raise Violated(
@@ -152,6 +186,49 @@ class Facts:
             for reply in message.replies:
                 if reply.outcome is Outcome.ACCEPTED and reply.task_id not in self.tasks:
                     raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
+
+
+def place_of(message: Message) -> Place | None:
+    """Where the record stood that an owed effect repeats."""
+    if isinstance(message, ForwardedRequest):
+        return TASK_REQUESTS, message.partition, message.offset
+    if isinstance(message, InvalidRecord):
+        return message.topic, message.partition, message.offset
+    return None
+
+
+class Landed:
+    """The effects that are owed and have landed."""
+
+    def __init__(self, world: World, codec: Codec) -> None:
+        self._world, self._codec = world, codec
+        self._read: Counter[TopicPartition] = Counter()
+        self.invalid: dict[Place, InvalidRecord] = {}
+        self.forwarded: dict[Place, ForwardedRequest] = {}
+
+    def read(self) -> set[Place]:
+        """Where the records stood that have landed again by now."""
+        for shard in range(self._world.shards):
+            for topic in (TASK_REQUESTS, TASK_REQUESTS_INVALID):
+                partition = TopicPartition(topic, shard)
+                for record in self._world.partitions[partition][self._read[partition] :]:
+                    self._take(decoded(self._codec, record.value))
+                self._read[partition] = len(self._world.partitions[partition])
+        return self.invalid.keys() | self.forwarded.keys()
+
+    def _take(self, message: Message | None) -> None:
+        if isinstance(message, InvalidRecord):
+            self.invalid[message.topic, message.partition, message.offset] = message
+        elif isinstance(message, ForwardedRequest):
+            self.forwarded[TASK_REQUESTS, message.partition, message.offset] = message
+
+
+def decoded(codec: Codec, value: bytes | None) -> Message | None:
+    """The message, if it is one."""
+    try:
+        return codec.decode(value)
+    except DecodeError:
+        return None
 
 
 def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
@@ -173,6 +250,10 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
     checkpoint = stored.pop(CHECKPOINT_KEY, None)
     if not isinstance(checkpoint, ShardCheckpoint):
         return
+    landed = facts.landed.read()
+    for offset, place in facts.owing[shard].items():
+        if offset < checkpoint.next_offset and place not in landed:
+            raise Violated(f"1: the checkpoint of shard {shard} is beyond event {offset}; what follows is not there")
     tasks = {task.task_id: task for task in stored.values() if isinstance(task, Task)}
     ended = {task.task_id: task for task in stored.values() if isinstance(task, EndedTask)}
     epoch = checkpoint.epoch
@@ -232,6 +313,7 @@ def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
         for record in world.partitions[TopicPartition(TASK_REQUESTS, shard)]:
             if facts.decided[TASK_REQUESTS, shard, record.offset] != 1:
                 raise Violated(f"3: request {record.offset} of shard {shard} was never decided")
+    check_inputs(facts, world)
     unfinished = {i: task for i, task in facts.tasks.items() if task.status not in TERMINAL}
     if unfinished:
         raise Violated(f"3: never ended: {[f'{i} {_brief(t)}' for i, t in sorted(unfinished.items())[:5]]}")
@@ -239,3 +321,37 @@ def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
         left = host.shard.memory()
         if any(left.values()):
             raise Violated(f"7: shard {host.shard_id} still holds {left}")
+
+
+def check_inputs(facts: Facts, world: World) -> None:
+    """All that was written led to its task, or is among the invalid records as it was."""
+    facts.landed.read()
+    for place in facts.forwarded:
+        if facts.arrived[place] != 1 or place not in facts.landed.forwarded:
+            raise Violated(f"3: {place} was forwarded, and decided {facts.arrived[place]} times where it belongs")
+    for topic in INPUT_TOPICS:
+        for shard in range(world.shards):
+            for record in world.partitions[TopicPartition(topic, shard)]:
+                _check_input(facts, record)
+
+
+def _check_input(facts: Facts, record: Record) -> None:
+    message = decoded(facts._codec, record.value)
+    place = record.topic, record.partition, record.offset
+    is_request = record.topic == TASK_REQUESTS
+    is_taken = isinstance(message, Request | ForwardedRequest) if is_request else isinstance(message, Report)
+    if isinstance(message, SubmitTask) and is_request:
+        is_valid = message.spec.task_type != "no name"
+        if is_valid and _task_id(message, place) not in facts.tasks:
+            raise Violated(f"3: of the submission at {place} no task came")
+        if not is_valid and _task_id(message, place) not in facts.tasks and message.reply_to is None:
+            is_taken = False  # else it is a duplicate of an earlier one, which is told before its content is looked at
+    if not is_taken:
+        found = facts.landed.invalid.get(place)
+        if found is None or (found.key, found.value) != (record.key, record.value):
+            raise Violated(f"3: what was written at {place} is not as it was among the invalid records: {found}")
+
+
+def _task_id(request: SubmitTask, place: Place) -> str:
+    key = request.spec.idempotency_key
+    return request.task_id or (keyed_task_id(request.spec.tenant_id, key) if key else record_task_id(*place))

@@ -14,7 +14,7 @@ from scheduler.core.decisions import Decision
 from scheduler.core.dispatch import Dispatch
 from scheduler.core.shard import Shard
 from scheduler.core.timers import Timers
-from scheduler.host import ShardHost, _Batch
+from scheduler.host import Phase, ShardHost, _Batch
 from schemas.messages import Event, Outcome, ShardOpened, Status, Task
 from tests.simulation.world import SimStates
 
@@ -48,7 +48,7 @@ def _release_at_once(send: Callable[..., None], host: ShardHost) -> None:
 def _commit_at_once(capture: Callable[..., Any], host: ShardHost, now: int) -> None:
     checkpoint = capture(host, now)
     if checkpoint is not None:
-        host._commit_checkpoint(checkpoint)
+        host._commit_checkpoint(checkpoint._replace(next_offset=host._next_offset))
 
 
 def _as_if_valid(event_of: Callable[..., Event | None], host: ShardHost, record: Any) -> Event | None:
@@ -62,6 +62,22 @@ def _from_the_start(take: Callable[..., Any], host: ShardHost) -> Any:
         return None
     host.shard.state.positions.clear()
     return {}
+
+
+def _not_held_back(release: Callable[..., None], host: ShardHost, batch: _Batch) -> None:
+    checkpoint, batch.checkpoint = batch.checkpoint, None
+    release(host, batch)
+    if checkpoint is not None:
+        host._commit_checkpoint(checkpoint._replace(next_offset=host._next_offset))
+
+
+def _owes_nothing_of_old(owed_by: Callable[..., Any], host: ShardHost, event: Event) -> Any:
+    return owed_by(host, event) if host.phase is Phase.ACTIVE else ()
+
+
+def _of_any_origin(handle: Callable[..., Any], shard: Shard, *args: Any) -> Any:
+    shard.state.forwarded.clear()
+    return handle(shard, *args)
 
 
 def _of_any_version(decide: Callable[..., Any], known: Any, report: Any) -> Any:
@@ -98,6 +114,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "void-events-count": lambda: _around(ShardHost, "_event_of", _as_if_valid),
     "checkpoint-ahead-of-log": lambda: _around(ShardHost, "_maybe_capture", _commit_at_once),
     "checkpoint-not-fenced": lambda: patch.object(SimStates, "is_fencing", False),
+    "checkpoint-ahead-of-effects": lambda: _around(ShardHost, "_release", _not_held_back),
+    "effects-not-sent-again-after-load": lambda: _around(ShardHost, "_owed_by", _owes_nothing_of_old),
+    "forwarded-again-counts": lambda: _around(Shard, "handle_forwarded", _of_any_origin),
     "inputs-decided-again": lambda: _around(ShardHost, "take_resume_positions", _from_the_start),
     "doubled-events-fold": lambda: _instead(Shard, "_is_next", True),
     "failed-append-ignored": lambda: patch.object(ShardHost, "reload", lambda host, reason: host._sent.popleft()),

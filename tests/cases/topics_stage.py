@@ -1,0 +1,142 @@
+"""A scheduler over bare topics of either engine: the test writes records as a foreign producer does, and reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from infra.local import LocalBroker
+from infra.sqlite import SqliteLogStorage, SqliteStateStore
+from infra.topics import ClusterSizes, cluster_catalog, embedded_catalog
+from scheduler.host import Phase, RuntimeSettings
+from scheduler.ports import Entry, Log, Record, StateStore, TopicPartition
+from scheduler.runtime import SchedulerRuntime
+from schemas.codec import Codec
+from schemas.messages import Event, InvalidRecord, ShardOpened
+from schemas.topics import TASK_EVENTS, TASK_REQUESTS_INVALID
+from tests.harness import eventually
+from tidewheel.clock import SteadyClock
+
+ENGINES = ("embedded", pytest.param("kafka", marks=pytest.mark.service("kafka")))
+BUILTIN = Codec.builtin()
+
+
+class TopicsStage:
+    """The topics, and one scheduler that turns while the test waits. `codec` is the scheduler's."""
+
+    def __init__(self, log: Log, states: StateStore, codec: Codec, shards: int) -> None:
+        self.log, self.shards = log, shards
+        settings = RuntimeSettings(owner="test", checkpoint_us=0)
+        self.runtime = SchedulerRuntime(log, states, codec, SteadyClock(), Random(1), settings)
+        self.until(self._is_active)
+
+    def _is_active(self) -> bool:
+        hosts = self.runtime.hosts.values()
+        return len(hosts) == self.shards and all(host.phase is Phase.ACTIVE for host in hosts)
+
+    def until(self, fact: Callable[[], object]) -> None:
+        """Turn the scheduler until the fact is there."""
+
+        def is_there() -> bool:
+            self.runtime.step(0)
+            return bool(fact())
+
+        eventually(is_there)
+
+    def write(self, topic: str, partition: int, *records: tuple[bytes | None, bytes | None]) -> list[int]:
+        """Append keys and values as they are; the offsets at which they stand."""
+        results: list[object] = []
+        self.log.append([Entry(topic, partition, key, value) for key, value in records], results.append)
+        self.until(lambda: results)
+        assert isinstance(results[0], list | tuple), results
+        return list(results[0])
+
+    def decided(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether the scheduler has decided the record."""
+        return self.runtime.hosts[partition].shard.state.positions.get(topic, 0) > offset
+
+    def read(self, topic: str) -> list[Record]:
+        """All records that the topic holds now."""
+        records: list[Record] = []
+        for partition in range(self.log.partitions(topic)):
+            place = TopicPartition(topic, partition)
+            reader = self.log.reader()
+            reader.seek(place, 0)
+            self._read_to_end(place, reader.take, records)
+            reader.close()
+        return records
+
+    def _read_to_end(self, place: TopicPartition, take: Callable[[int], object], records: list[Record]) -> None:
+        def is_at_end() -> bool:
+            taken = take(1_000)
+            assert isinstance(taken, list | tuple)
+            records.extend(taken)
+            next_offset = records[-1].offset + 1 if records and records[-1].partition == place.partition else 0
+            return next_offset >= self.log.end_offset(place)
+
+        self.until(is_at_end)
+
+    def invalid(self, count: int) -> list[InvalidRecord]:
+        """What stands on task-requests-invalid, once so many records are there; copies count once."""
+        found: dict[tuple[str, int, int], InvalidRecord] = {}
+
+        def are_there() -> bool:
+            for record in self.read(TASK_REQUESTS_INVALID):
+                message = BUILTIN.decode(record.value)
+                assert isinstance(message, InvalidRecord)
+                found[message.topic, message.partition, message.offset] = message
+            return len(found) >= count
+
+        self.until(are_there)
+        assert len(found) == count, found
+        return [found[place] for place in sorted(found)]
+
+    def events(self) -> list[Event]:
+        """What was decided, once all of it is in the log."""
+        self.until(lambda: not any(host.has_unacknowledged() for host in self.runtime.hosts.values()))
+        events = (BUILTIN.decode(record.value) for record in self.read(TASK_EVENTS) if record.value)
+        return [event for event in events if isinstance(event, Event) and not isinstance(event.body, ShardOpened)]
+
+
+@contextmanager
+def staged(engine: str, *, shards: int = 1, codec: Codec = BUILTIN) -> Iterator[TopicsStage]:
+    """A stage on the engine of that name. Events are written with built-in ids, whatever `codec` reads."""
+    with _on_kafka(shards) if engine == "kafka" else _embedded(shards) as (log, states):
+        yield TopicsStage(log, states, codec, shards)
+
+
+@contextmanager
+def _embedded(shards: int) -> Iterator[tuple[Log, StateStore]]:
+    storage, states = SqliteLogStorage(":memory:"), SqliteStateStore(":memory:")
+    broker = LocalBroker(storage, embedded_catalog(shards))
+    try:
+        yield broker.connect(commits=True), states
+    finally:
+        broker.close()
+        storage.close()
+        states.close()
+
+
+@contextmanager
+def _on_kafka(shards: int) -> Iterator[tuple[Log, StateStore]]:
+    from infra.kafka.log import KafkaLog
+    from infra.kafka.settings import KafkaSettings
+    from infra.kafka.state import KafkaStateStore
+    from infra.kafka.topics import TopicAdmin, wanted_topics
+    from tests.services import kafka_bootstrap
+
+    settings = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
+    catalog = cluster_catalog(ClusterSizes(shards=shards, reply_partitions=1, replication=1))
+    admin = TopicAdmin(settings)
+    for topic in wanted_topics(catalog, settings.prefix, ()):
+        admin.create(topic)
+    log, states = KafkaLog(settings, catalog, client_id="test"), KafkaStateStore(settings)
+    try:
+        yield log, states
+    finally:
+        log.close()
+        states.close()
