@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -13,13 +14,22 @@ from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
 from infra.topics import embedded_catalog
 from scheduler.host import CHECKPOINT_KEY, Phase, RuntimeSettings
-from scheduler.ports import Entry, TopicPartition
+from scheduler.ports import Entry, OnAck, TopicPartition
 from scheduler.runtime import SchedulerRuntime
 from schemas.catalog import newest, releases
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable, TidewheelIOError, UnknownSchema
-from schemas.messages import Event, ShardCheckpoint, Status, SubmitTask, TaskSpec, WorkerHeartbeat
-from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from schemas.messages import (
+    Event,
+    InvalidRecord,
+    ShardCheckpoint,
+    Status,
+    SubmitTask,
+    TaskRejected,
+    TaskSpec,
+    WorkerHeartbeat,
+)
+from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
 from tests.harness import eventually
 from tidewheel import App
 from tidewheel.clock import SteadyClock
@@ -77,12 +87,45 @@ class Outage:
         return newest()["SubmitTask"].text
 
 
+class Unwritable:
+    """A log that takes no records for one topic, for a while: as said, when asked, or when it reports."""
+
+    def __init__(self, log: LocalLog, topic: str, *, when: str) -> None:
+        self._log, self._topic, self._when = log, topic, when
+        self.is_failing = True
+        self.refused = 0
+        self._reports: list[OnAck] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
+        """Send entries, or not."""
+        if not self.is_failing or all(entry.topic != self._topic for entry in entries):
+            self._log.append(entries, on_ack)
+            return
+        self.refused += 1
+        if self._when == "asked":
+            raise Retriable("the buffer is full")
+        if on_ack is not None:
+            self._reports.append(on_ack)
+
+    def poll(self, timeout_s: float) -> None:
+        """Report what was not taken."""
+        reports, self._reports = self._reports, []
+        for on_ack in reports:
+            on_ack(Retriable("no broker has the topic"))
+        self._log.poll(timeout_s)
+
+
 @contextmanager
-def scheduler(states: SqliteStateStore, codec: Codec = CODEC) -> Iterator[tuple[SchedulerRuntime, LocalLog]]:
+def scheduler(
+    states: SqliteStateStore, codec: Codec = CODEC, around: Callable[[LocalLog], Any] = lambda log: log
+) -> Iterator[tuple[SchedulerRuntime, LocalLog]]:
     """One shard, active, turned by the test."""
     storage = SqliteLogStorage(MEMORY)
     broker = LocalBroker(storage, embedded_catalog(1))
-    log = broker.connect(commits=True)
+    log: LocalLog = around(broker.connect(commits=True))
     settings = RuntimeSettings(owner="test", checkpoint_us=0)
     runtime = SchedulerRuntime(log, states, codec, SteadyClock(), Random(1), settings)
     try:
@@ -167,3 +210,57 @@ def test_a_state_that_is_ahead_of_its_log_is_refused(tmp_path: Path) -> None:
     assert done == [None]
     with pytest.raises(Fatal, match="reaches to event 3000, but the log ends at 0"):
         App().embedded(tmp_path, shards=1).start()
+
+
+@pytest.mark.parametrize("when", ["asked", "reported"])
+def test_no_checkpoint_passes_a_record_that_cannot_be_set_aside(when: str) -> None:
+    states = SqliteStateStore(MEMORY)
+    with scheduler(states, around=lambda log: Unwritable(log, TASK_REQUESTS_INVALID, when=when)) as (runtime, log):
+        submit(log, "before")
+        log.append([Entry(TASK_REQUESTS, 0, b"key", b"junk")])
+        submit(log, "behind")
+        turned_until(runtime, lambda: log.refused > 3)  # type: ignore[attr-defined]
+        rejected = [event.source_offset for event in events_at(log) if isinstance(event.body, TaskRejected)]
+        assert rejected == [1], "it is decided once, however often it is sent"
+        checkpoints = [CODEC.decode(value) for key, value in states.load(0) if key == CHECKPOINT_KEY]
+        assert all(isinstance(one, ShardCheckpoint) and one.positions[TASK_REQUESTS] <= 1 for one in checkpoints)
+        log.is_failing = False  # type: ignore[attr-defined]
+
+        def checkpoint() -> object:
+            found = [CODEC.decode(value) for key, value in states.load(0) if key == CHECKPOINT_KEY]
+            return found and isinstance(found[0], ShardCheckpoint) and found[0].positions.get(TASK_REQUESTS) == 3
+
+        turned_until(runtime, checkpoint)
+        reader = log.reader()
+        reader.seek(TopicPartition(TASK_REQUESTS_INVALID, 0), 0)
+        found = [CODEC.decode(record.value) for record in reader.take(100)]
+        assert found
+        for one in found:
+            assert isinstance(one, InvalidRecord)
+            assert (one.topic, one.partition, one.offset, one.key, one.value) == (TASK_REQUESTS, 0, 1, b"key", b"junk")
+        assert runtime.live("before") and runtime.live("behind")
+
+
+def test_a_scheduler_that_stops_before_the_record_was_set_aside_leaves_it_to_the_next() -> None:
+    storage, states = SqliteLogStorage(MEMORY), SqliteStateStore(MEMORY)
+    broker = LocalBroker(storage, embedded_catalog(1))
+    first = Unwritable(broker.connect(commits=True), TASK_REQUESTS_INVALID, when="asked")
+    runtimes = []
+    for log in (first, first._log):
+        settings = RuntimeSettings(owner="test", checkpoint_us=0)
+        runtime = SchedulerRuntime(log, states, CODEC, SteadyClock(), Random(1), settings)  # type: ignore[arg-type]
+        runtimes.append(runtime)
+        turned_until(runtime, lambda of=runtime: any(host.phase is Phase.ACTIVE for host in of.hosts.values()))  # type: ignore[misc]
+        if log is first:
+            log.append([Entry(TASK_REQUESTS, 0, None, b"junk")])
+            turned_until(runtime, lambda: first.refused)
+            runtime._member.close()
+    log = first._log
+    reader = log.reader()
+    reader.seek(TopicPartition(TASK_REQUESTS_INVALID, 0), 0)
+    (found,) = [CODEC.decode(record.value) for record in reader.take(100)]
+    assert isinstance(found, InvalidRecord) and found.value == b"junk"
+    assert len([event for event in events_at(log) if isinstance(event.body, TaskRejected)]) == 1
+    broker.close()
+    storage.close()
+    states.close()
