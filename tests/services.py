@@ -1,0 +1,201 @@
+"""Real services for tests: started when a test first asks for them, once per run, gone when the run is.
+
+    TIDEWHEEL_TEST_KAFKA=host:port   TIDEWHEEL_TEST_CASSANDRA=host:port   TIDEWHEEL_TEST_REGISTRY=URL
+
+name services to use instead. Where none can be had (no Java, no Maven, no network) the test is skipped; with CI=true
+it fails.
+
+All processes of a run (pytest, or the workers of pytest-xdist) share a lock on a file in a folder of the run. A
+**reaper**, a process of its own, waits until it has that lock alone: then the run is over, in whatever way it ended. It
+kills every service in the folder, and removes the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NoReturn
+
+import pytest
+
+from infra.services import PORTS_TAKEN, Cluster, ServiceError, ServiceMissing, is_taken, locked
+
+BASE_PORTS = range(19_100, 28_000, PORTS_TAKEN)  # apart from the default of `tidewheel services`
+REAPER_S = 30.0  # from its start until it watches
+_ROOT = Path(__file__).resolve().parents[1]
+_HELD: list[IO[str]] = []  # locks of this process, for as long as it lives
+
+
+def kafka_bootstrap() -> str:
+    """host:port of a broker of Kafka that all tests of this run share."""
+    return os.environ.get("TIDEWHEEL_TEST_KAFKA") or _shared("kafka").kafka.bootstrap
+
+
+def cassandra_address() -> tuple[str, int]:
+    """Host and port of a node of Cassandra that all tests of this run share."""
+    given = os.environ.get("TIDEWHEEL_TEST_CASSANDRA")
+    if given:
+        host, _, port = given.rpartition(":")
+        return host, int(port)
+    cassandra = _shared("cassandra").cassandra
+    return cassandra.hosts[0], cassandra.port
+
+
+def registry_url() -> str:
+    """The URL of a schema registry that all tests of this run share."""
+    given = os.environ.get("TIDEWHEEL_TEST_REGISTRY")
+    return given or str(_shared("registry").addresses()["registry"])
+
+
+@contextlib.contextmanager
+def own_cluster(*, kafka: int = 0, cassandra: int = 0, registry: bool = False) -> Iterator[Cluster]:
+    """Services for one test, which may kill, pause and stop them; up at the start, gone at the end."""
+    base_port, reservation = _reserved_ports()
+    folder = _run_folder() / f"own-{uuid.uuid4().hex[:8]}"
+    cluster = Cluster(folder, kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port)
+    try:
+        cluster.up()
+        yield cluster
+    except ServiceMissing as error:
+        _give_up(str(error))
+    finally:
+        cluster.down(within_s=0)
+        cluster.purge()
+        reservation.close()
+
+
+@functools.cache
+def _shared(service: str) -> Cluster:
+    """The cluster of one service; started by whichever process of the run comes first."""
+    folder = _run_folder() / service
+    with locked(folder.with_suffix(".lock")):
+        cluster = Cluster.recorded(folder) or _new(folder, service)
+        missing, failed = folder.with_suffix(".missing"), folder.with_suffix(".failed")
+        if missing.exists():  # tried already: the others need not find out for themselves
+            _give_up(missing.read_text("utf-8"))
+        if failed.exists():
+            pytest.fail(failed.read_text("utf-8"), pytrace=False)
+        try:
+            cluster.up()
+        except ServiceMissing as error:
+            missing.write_text(str(error), "utf-8")
+            _give_up(str(error))
+        except ServiceError as error:
+            failed.write_text(str(error), "utf-8")
+            raise
+        return cluster
+
+
+def _new(folder: Path, service: str) -> Cluster:
+    base_port, reservation = _reserved_ports()
+    _HELD.append(reservation)
+    sizes = {name: int(name == service) for name in ("kafka", "cassandra")}
+    return Cluster(folder, **sizes, registry=service == "registry", base_port=base_port)
+
+
+def _give_up(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _reserved_ports() -> tuple[int, IO[str]]:
+    """From where on ports are free; no other run of this user takes them while the file is open."""
+    for base_port in BASE_PORTS:
+        reservation = open(Path(tempfile.gettempdir()) / f"tidewheel-{os.getuid()}-{base_port}.lock", "a")  # noqa: SIM115
+        if _is_locked(reservation) and not any(is_taken("", base_port + n) for n in range(PORTS_TAKEN)):
+            return base_port, reservation
+        reservation.close()
+    pytest.fail(f"no ports are free from {BASE_PORTS.start} to {BASE_PORTS.stop}")
+
+
+def _is_locked(file: IO[str]) -> bool:
+    """Whether we have the lock of a file now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# --- the run and its reaper -------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _run_folder() -> Path:
+    """The folder of all services of this run, which lasts until all processes of the run have ended."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder = Path(tempfile.gettempdir()) / f"tidewheel-tests-{run}"
+    while not _joined(folder):
+        pass  # a reaper was removing it, for all others had ended: begin anew
+    with locked(folder / "start.lock"):
+        if not _is_watched(folder):
+            _start_reaper(folder)
+    return folder
+
+
+def _joined(folder: Path) -> bool:
+    folder.mkdir(exist_ok=True)
+    users = open(folder / "users", "a")  # noqa: SIM115
+    fcntl.flock(users, fcntl.LOCK_SH)
+    try:
+        is_there = os.path.samestat(os.fstat(users.fileno()), os.stat(folder / "users"))
+    except FileNotFoundError:
+        is_there = False
+    if is_there:
+        _HELD.append(users)
+    else:
+        users.close()
+    return is_there
+
+
+def _is_watched(folder: Path) -> bool:
+    with open(folder / "reaper", "a") as reaper:
+        return not _is_locked(reaper)
+
+
+def _start_reaper(folder: Path) -> None:
+    """It inherits nothing and is nobody's child for long: no signal to the run or its terminal reaches it."""
+    command = [sys.executable, "-m", "tests.services", str(folder)]
+    with open(folder / "reaper.log", "a") as log:
+        os.posix_spawn(
+            sys.executable,
+            command,
+            {**os.environ, "PYTHONPATH": str(_ROOT)},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+            ],
+            setsid=True,
+        )
+    give_up_at = time.monotonic() + REAPER_S
+    while not _is_watched(folder):
+        assert time.monotonic() < give_up_at, (folder / "reaper.log").read_text("utf-8")
+        time.sleep(0.01)
+
+
+def reap(folder: Path) -> None:
+    """Wait until nobody uses the folder; then leave nothing of it."""
+    with open(folder / "reaper", "a") as reaper, open(folder / "users", "a") as users:
+        fcntl.flock(reaper, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_EX)
+        for record in folder.glob("*/services.json"):
+            cluster = Cluster.recorded(record.parent)
+            with contextlib.suppress(ServiceError):  # the others must end as well
+                if cluster is not None:
+                    cluster.down(within_s=0)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    reap(Path(sys.argv[1]))
