@@ -8,6 +8,7 @@ TASK_REQUESTS = "task-requests"  # one partition a shard; key = routing key
 TASK_REQUESTS_INVALID = "task-requests-invalid"  # what could not be taken from an input topic, as it was
 TASK_REPORTS = "task-reports"  # one partition a shard
 TASK_EVENTS = "task-events"  # one partition a shard: the commit log
+SHARD_STATE = "shard-state"  # one partition a shard: checkpoints; on brokers only
 WORKER_SIGNALS = "worker-signals"  # every worker reads all of it
 REPLIES = "replies"  # one partition a gateway
 INPUT_TOPICS = (TASK_REQUESTS, TASK_REPORTS)

@@ -248,7 +248,7 @@ def test_a_scheduler_that_stops_before_the_record_was_set_aside_leaves_it_to_the
     runtimes = []
     for log in (first, first._log):
         settings = RuntimeSettings(owner="test", checkpoint_us=0)
-        runtime = SchedulerRuntime(log, states, CODEC, SteadyClock(), Random(1), settings)  # type: ignore[arg-type]
+        runtime = SchedulerRuntime(log, states, CODEC, SteadyClock(), Random(1), settings)
         runtimes.append(runtime)
         turned_until(runtime, lambda of=runtime: any(host.phase is Phase.ACTIVE for host in of.hosts.values()))  # type: ignore[misc]
         if log is first:
