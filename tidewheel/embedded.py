@@ -7,14 +7,9 @@ of them dies, `wait` returns and `failure` says why: the engine is then to be st
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -31,23 +26,22 @@ from scheduler.ports import TopicPartition
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.service import ServiceSettings, TaskService
-from schemas import registry as schema_registry
 from schemas.errors import Fatal
-from schemas.messages import EndedTask, Task
 from schemas.topics import TASK_EVENTS
+from tidewheel.api_server import ApiServer
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
 from tidewheel.codecs import codec_of
+from tidewheel.live import ShardsHere
 from tidewheel.logs import log_as_a_library
 from tidewheel.metrics import engine_metrics
+from tidewheel.parts import Parts, process_name
 from tidewheel.projection import Projection, ProjectorProcess
 from tidewheel.tuning import tuned
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from schemas.codec import Codec
     from tidewheel.app import App
 
@@ -81,12 +75,9 @@ class Engine:
     def __init__(self, app: App | None, settings: EngineSettings) -> None:
         self.settings = settings
         self._app = app
-        self._threads: list[threading.Thread] = []
-        self._stopping = threading.Event()
-        self.failure: BaseException | None = None
-        self._failed = threading.Event()
+        self._parts = Parts("engine")
         self._worker: WorkerRuntime | None = None
-        self._server: uvicorn.Server | None = None
+        self._api: ApiServer | None = None
         self._log_server: LogServer | None = None
         self._files = contextlib.ExitStack()
         self._is_open = False
@@ -106,12 +97,12 @@ class Engine:
         try:
             self._files.enter_context(tuned())
             self._open()
-            self._run("scheduler", self._run_scheduler)
-            self._run("projector", lambda: self._projector.run(self._stopping))
-            self._run("gateway", self._run_gateway)
-            self._wait_until("the gateway reads replies", lambda: self.gateway.failure is None)
-            self._wait_until("the shards are loaded", self._is_loaded)
-            self._wait_until("the view has caught up", self._has_caught_up)
+            self._parts.run("scheduler", self._run_scheduler)
+            self._parts.run("projector", lambda: self._projector.run(self._parts.stopping))
+            self._parts.run("gateway", self._run_gateway)
+            self._parts.wait_until("the gateway reads replies", lambda: self.gateway.failure is None, START_S)
+            self._parts.wait_until("the shards are loaded", self._is_loaded, START_S)
+            self._parts.wait_until("the view has caught up", self._has_caught_up, START_S)
             if self.settings.port is not None:
                 self._start_api(self.settings.port)
             if self._app is not None and self.settings.has_worker and len(self._app.registry):
@@ -130,8 +121,8 @@ class Engine:
         if self._app is not None:
             self._app.use(None)
         self._stop_intake(grace_s)
-        self._stopping.set()
-        self._join("projector", JOIN_S)
+        self._parts.stopping.set()
+        self._parts.join("projector", JOIN_S)
         if self._log_server is not None:
             self._log_server.stop()
         if self._is_open:
@@ -139,30 +130,21 @@ class Engine:
             self.gateway.close()
             for log in self._logs:
                 log.wake()
-        for thread in self._threads:
-            thread.join(JOIN_S)
-            if thread.is_alive():
-                _log.error("a part did not stop", part=thread.name)
-        self._threads.clear()
+        self._parts.join_all(JOIN_S)
         self._is_open = False
         self._files.close()
 
     def _stop_intake(self, grace_s: float | None) -> None:
         """Stop what brings work to the scheduler from outside: the API, the worker here, the workers elsewhere."""
-        if self._server is not None:
-            self._server.should_exit = True
+        if self._api is not None:
+            self._api.stop()
         if self._worker is not None:
             self._worker.stop()
         if grace_s is not None and grace_s < self.settings.grace_s:
-            self._join("worker", grace_s)
+            self._parts.join("worker", grace_s)
             self.hurry()
         for part in ("worker", "api"):
-            self._join(part, self.settings.grace_s + JOIN_S)
-
-    def _join(self, part: str, timeout_s: float) -> None:
-        for thread in self._threads:
-            if thread.name == part:
-                thread.join(max(0.0, timeout_s))
+            self._parts.join(part, self.settings.grace_s + JOIN_S)
 
     def hurry(self) -> None:
         """Shorten the worker's grace to nothing (a second signal)."""
@@ -171,7 +153,12 @@ class Engine:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until a part fails; whether one did."""
-        return self._failed.wait(timeout_s)
+        return self._parts.wait(timeout_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What the first part that died died of."""
+        return self._parts.failure
 
     @property
     def address(self) -> str:
@@ -197,7 +184,7 @@ class Engine:
         self._logs: list[LocalLog] = [self.broker.connect(commits=True)]
         self._found_events = self._end_offsets()
         self._warn_of_missing_events()
-        owner = RuntimeSettings(owner=_process_name(rng), shard=settings.shard)
+        owner = RuntimeSettings(owner=process_name(), shard=settings.shard)
         self.runtime = SchedulerRuntime(self._logs[0], self._states, codec, clock, rng, owner)
         self._projector = self._open_projector(codec)
         self.gateway = Gateway(self.broker.connect(), codec, shards=settings.shards, partition=0)
@@ -205,13 +192,13 @@ class Engine:
         self.service = TaskService(
             self.gateway,
             self.view,
-            _Live(self.runtime),
+            ShardsHere(self.runtime),
             clock=clock,
             random_bits=rng.getrandbits,
             settings=ServiceSettings(idempotency_window_s=window_s),
         )
         self.metrics = engine_metrics(self)
-        self._codec, self._rng = codec, rng
+        self._codec = codec
         self._is_open = True
 
     def _open_view(self) -> SqliteView:
@@ -264,17 +251,17 @@ class Engine:
         return data / name
 
     def _run_scheduler(self) -> None:
-        self.runtime.run(self._stopping)
+        self.runtime.run(self._parts.stopping)
 
     def _run_gateway(self) -> None:
         self.gateway.run()
-        if not self._stopping.is_set():
+        if not self._parts.stopping.is_set():
             raise self.gateway.failure or Fatal("the gateway ended")
 
     def _start_worker(self, app: App) -> None:
         queues = tuple(sorted({handler.queue for handler in app.registry}))
         settings = WorkerSettings(
-            worker_id=_process_name(self._rng),
+            worker_id=process_name(),
             queues=queues,
             slots=self.settings.slots,
             app=self.settings.app,
@@ -283,27 +270,12 @@ class Engine:
         self._worker = WorkerRuntime(
             self.broker.connect(), self._codec, app.registry, self.clock, settings, self.settings.shards
         )
-        self._run("worker", self._worker.run)
+        self._parts.run("worker", self._worker.run)
 
     def _start_api(self, port: int) -> None:
-        import uvicorn  # with the API's framework half of the time of `import tidewheel`, which workers do not need
-
-        from scheduler.api.rest import create_api
-        from tidewheel import __version__
-
-        api = create_api(
-            self.service,
-            health=self.health,
-            schema_answer=schema_registry.answer,
-            metrics=self.metrics,
-            version=__version__,
-        )
-        listener = _listen(self.settings.host, port)
-        config = uvicorn.Config(api, log_config=None, access_log=False, timeout_graceful_shutdown=5)
-        server = self._server = uvicorn.Server(config)
-        self.settings = msgspec.structs.replace(self.settings, port=listener.getsockname()[1])
-        self._run("api", lambda: server.run(sockets=[listener]))
-        self._wait_until("the API answers", lambda: server.started)
+        self._api = ApiServer(self.settings.host, port)
+        self._api.start(self._parts, self.service, health=self.health, metrics=self.metrics)
+        self.settings = msgspec.structs.replace(self.settings, port=self._api.port)
 
     def _start_log_server(self, path: Path) -> bool:
         """Whether other processes can use the log; without that the projector is a thread."""
@@ -317,29 +289,6 @@ class Engine:
             return False
         self._log_server = server
         return True
-
-    def _run(self, part: str, run: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                run()
-            except BaseException as error:  # the edge of the part's loop: whatever it was, the engine must not go on
-                self.failure = self.failure or error
-                _log.critical("a part of the engine died", part=part, reason=str(error), exc_info=error)
-            finally:
-                if not self._stopping.is_set() and self.failure is not None:
-                    self._failed.set()
-
-        thread = threading.Thread(target=guarded, name=part, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _wait_until(self, what: str, is_so: Callable[[], bool]) -> None:
-        give_up_at = time.monotonic() + START_S
-        while not is_so():
-            if self._failed.wait(0.002):
-                raise self.failure or Fatal(f"a part died before {what}")
-            if time.monotonic() > give_up_at:
-                raise Fatal(f"after {START_S:.0f} s it is still not so that {what}")
 
     def _is_loaded(self) -> bool:
         hosts = list(self.runtime.hosts.values())
@@ -364,7 +313,7 @@ class Engine:
             PartHealth(name="gateway", is_ok=self.gateway.stalled_s() < STALLED_S, detail=""),
         ]
         if worker is not None:
-            is_ok = worker.stats.is_healthy and self._is_alive("worker")
+            is_ok = worker.stats.is_healthy and self._parts.is_alive("worker")
             detail = f"{worker.stats.running} of {worker.stats.slots} slots busy, {worker.stats.abandoned} abandoned"
             parts.append(PartHealth(name="worker", is_ok=is_ok, detail=detail))
         return Health(parts=tuple(parts))
@@ -373,38 +322,7 @@ class Engine:
         """How many events are not in the view yet; from any thread."""
         return sum(max(0, end - at) for end, at in zip(self._end_offsets(), self._applied(), strict=True))
 
-    def _is_alive(self, part: str) -> bool:
-        return any(thread.name == part and thread.is_alive() for thread in self._threads)
-
     @property
     def worker(self) -> WorkerRuntime | None:
         """The worker of this process, if it has one."""
         return self._worker
-
-
-class _Live:
-    """What the shards have in memory, as the service asks for it."""
-
-    def __init__(self, runtime: SchedulerRuntime) -> None:
-        self._runtime = runtime
-
-    def get(self, task_id: str) -> Task | EndedTask | None:
-        """The task, what is remembered of its end, or None."""
-        return self._runtime.live(task_id)
-
-
-def _process_name(rng: Any) -> str:
-    """Unique to this start of this process: the fencing of attempts goes by number, the accounting by this name."""
-    host = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname())[:64]
-    return f"{host or 'host'}-{os.getpid()}-{rng.getrandbits(32):08x}"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise Fatal(f"port {port} of {host} cannot be listened on ({error}); choose another one with --port") from error
-    return listener

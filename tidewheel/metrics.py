@@ -1,13 +1,18 @@
-"""The engine's figures for Prometheus, read when they are asked for."""
+"""What the parts of a process count, for Prometheus; read when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from scheduler.gateway import Gateway
+from scheduler.projector import Projector
+from scheduler.runtime import SchedulerRuntime
+from workers.runtime import WorkerRuntime
 
 if TYPE_CHECKING:
     from tidewheel.embedded import Engine
@@ -15,17 +20,18 @@ if TYPE_CHECKING:
 QUEUES_MAX = 100  # queues with series of their own; the others are counted under "other"
 
 
-class _EngineCollector(Collector):
-    """Turns what the parts count into metrics."""
+class SchedulerMetrics(Collector):
+    """The shards of a process."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, runtime: SchedulerRuntime) -> None:
+        self._runtime = runtime
 
     def collect(self) -> Iterable[Metric]:
         """One scrape."""
         yield self._tasks()
         yield self._depth()
-        shards = list(self._engine.runtime.hosts.values())
+        shards = list(self._runtime.hosts.values())
+        yield GaugeMetricFamily("tidewheel_shards_hosted", "Shards of this process.", len(shards))
         yield CounterMetricFamily(
             "tidewheel_shard_reloads", "Loads of a shard after a doubt.", sum(host.reloads for host in shards)
         )
@@ -34,12 +40,10 @@ class _EngineCollector(Collector):
             "Reports of attempts that did not run any more.",
             sum(host.shard.stale_reports for host in shards),
         )
-        yield GaugeMetricFamily("tidewheel_view_lag_events", "Events not yet in the view.", self._engine.view_lag())
-        yield from self._worker()
 
     def _tasks(self) -> Metric:
         metric = GaugeMetricFamily("tidewheel_tasks_live", "Tasks that have not ended, by status.", labels=["status"])
-        for status, count in self._engine.runtime.statuses().items():
+        for status, count in self._runtime.statuses().items():
             metric.add_metric([str(status)], count)
         return metric
 
@@ -48,15 +52,67 @@ class _EngineCollector(Collector):
             "tidewheel_queue_depth", "Pending tasks, by queue and priority.", labels=["queue", "priority"]
         )
         depth: dict[tuple[str, str], int] = {}
-        for (queue, priority), count in sorted(self._engine.runtime.depth().items()):
+        for (queue, priority), count in sorted(self._runtime.depth().items()):
             name = queue if len({q for q, _ in depth} | {queue}) <= QUEUES_MAX else "other"
             depth[name, priority] = depth.get((name, priority), 0) + count
         for (queue, priority), count in depth.items():
             metric.add_metric([queue, priority], count)
         return metric
 
-    def _worker(self) -> Iterable[Metric]:
-        worker = self._engine.worker
+
+class ViewMetrics(Collector):
+    """How far the view is behind; None where it is not known."""
+
+    def __init__(self, lag: Callable[[], int | None]) -> None:
+        self._lag = lag
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        lag = self._lag()
+        if lag is not None:
+            yield GaugeMetricFamily("tidewheel_view_lag_events", "Events not yet in the view.", lag)
+
+
+class ProjectorMetrics(Collector):
+    """The projector of a process."""
+
+    def __init__(self, projector: Projector) -> None:
+        self._projector = projector
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        help_text = "Seconds since the view moved, or had nothing to catch up with."
+        yield GaugeMetricFamily("tidewheel_view_stalled_seconds", help_text, self._projector.stalled_s())
+        skipped = CounterMetricFamily(
+            "tidewheel_view_skipped_events", "Events that changed nothing, by reason.", labels=["reason"]
+        )
+        for reason, count in sorted(self._projector.skipped.copy().items()):
+            skipped.add_metric([reason], count)
+        yield skipped
+
+
+class GatewayMetrics(Collector):
+    """The requests of a process."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        yield GaugeMetricFamily(
+            "tidewheel_requests_pending", "Requests that wait for a decision.", self._gateway.pending()
+        )
+
+
+class WorkerMetrics(Collector):
+    """The worker of a process, once it has one."""
+
+    def __init__(self, worker: Callable[[], WorkerRuntime | None]) -> None:
+        self._worker = worker
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        worker = self._worker()
         if worker is None:
             return
         stats = worker.stats
@@ -68,8 +124,21 @@ class _EngineCollector(Collector):
         yield attempts
 
 
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """A registry of a process's metrics."""
+    registry = CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
+    return registry
+
+
 def engine_metrics(engine: Engine) -> CollectorRegistry:
     """A registry that holds the metrics of one engine."""
-    registry = CollectorRegistry()
-    registry.register(_EngineCollector(engine))
-    return registry
+    return registry_of(
+        SchedulerMetrics(engine.runtime), ViewMetrics(engine.view_lag), WorkerMetrics(lambda: engine.worker)
+    )
+
+
+def exposition(registry: CollectorRegistry) -> bytes:
+    """The text of /metrics."""
+    return generate_latest(registry)

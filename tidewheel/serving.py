@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -12,9 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from random import SystemRandom
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -22,6 +20,7 @@ from tidewheel.app import App
 from tidewheel.clock import SteadyClock
 from tidewheel.codecs import codec_of
 from tidewheel.embedded import Engine, EngineSettings
+from tidewheel.parts import process_name
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
@@ -57,30 +56,56 @@ class _Stops:
         self.events.put("signal")
 
 
-def serve(app: App | None, settings: EngineSettings, on_ready: Callable[[Engine], None]) -> None:
-    """Run an engine until SIGTERM or SIGINT, then stop it in order; a second signal shortens the grace to nothing.
+class Process(Protocol):
+    """What can be served: it starts, works in threads of its own, and is stopped."""
 
-    Raises Fatal if it can't be started, PartDied if one of its parts dies. From the main thread only.
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it, if something did."""
+
+    def start(self) -> None:
+        """Return once it works. Raises what keeps it from that; then nothing is left."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it fails; whether it did."""
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """End in order. `grace_s` shortens the time that what runs may take."""
+
+    def hurry(self) -> None:
+        """Shorten the grace of a `stop` that is under way to nothing."""
+
+
+def serve(app: App | None, settings: EngineSettings, on_ready: Callable[[Engine], None]) -> None:
+    """Run an engine until SIGTERM or SIGINT, as `serve_process` does."""
+    engine = Engine(app, settings)
+    serve_process("engine", engine, lambda: on_ready(engine), settings.grace_s)
+
+
+def serve_process(what: str, process: Process, on_ready: Callable[[], None], grace_s: float) -> None:
+    """Run it until SIGTERM or SIGINT, then stop it in order; a second signal shortens the grace to nothing.
+
+    Raises what keeps it from starting, PartDied if one of its parts dies. From the main thread only.
     """
-    engine, stops = Engine(app, settings), _Stops()
+    stops = _Stops()
     with _signals(stops):
         try:
-            engine.start()
+            process.start()
             stops.is_starting = False
         except _Interrupted:
-            engine.stop(0)
+            process.stop(0)
             _log.info("stopped before all was up")
             return
-        on_ready(engine)
-        _watch(engine.wait, "failure", stops.events)
+        on_ready()
+        _watch(process.wait, "failure", stops.events)
         is_failed = stops.events.get() == "failure"
         if not is_failed:
-            _log.info("stopping: what runs may end within the grace", grace_s=settings.grace_s)
-        _watch(lambda: engine.stop(0 if is_failed else None), "stopped", stops.events)
-        _await_end(stops.events, engine.hurry)
-    if engine.failure is not None:
-        reason = str(engine.failure) or type(engine.failure).__name__
-        raise PartDied(f"a part of the engine died: {reason}") from engine.failure
+            _log.info("stopping: what runs may end within the grace", grace_s=grace_s)
+        _watch(lambda: process.stop(0 if is_failed else None), "stopped", stops.events)
+        _await_end(stops.events, process.hurry)
+    if process.failure is not None:
+        reason = str(process.failure) or type(process.failure).__name__
+        raise PartDied(f"a part of the {what} died: {reason}") from process.failure
     _log.info("stopped")
 
 
@@ -119,7 +144,7 @@ def work(
     from infra.remote import SOCKET_NAME, RemoteLog, SchedulerGone
 
     settings = WorkerSettings(
-        worker_id=_process_name(),
+        worker_id=process_name(),
         queues=tuple(sorted({handler.queue for handler in app.registry})),
         slots=slots,
         app=name,
@@ -139,11 +164,6 @@ def work(
     except RuntimeError as error:
         raise PartDied(str(error)) from error
     _log.info("stopped")
-
-
-def _process_name() -> str:
-    host = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname())[:64]
-    return f"{host or 'host'}-{os.getpid()}-{SystemRandom().getrandbits(32):08x}"
 
 
 @contextmanager

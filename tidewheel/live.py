@@ -1,0 +1,25 @@
+"""What the service is told of tasks that live in the memory of shards (`scheduler.service.LiveTasks`)."""
+
+from __future__ import annotations
+
+from scheduler.runtime import SchedulerRuntime
+from schemas.messages import EndedTask, Task
+
+
+class ShardsHere:
+    """What the shards of this process have in memory."""
+
+    def __init__(self, runtime: SchedulerRuntime) -> None:
+        self._runtime = runtime
+
+    def get(self, task_id: str) -> Task | EndedTask | None:
+        """The task, what is remembered of its end, or None."""
+        return self._runtime.live(task_id)
+
+
+class NoShards:
+    """Of a process without shards: readers see what the view has."""
+
+    def get(self, task_id: str) -> Task | EndedTask | None:
+        """None."""
+        return None
