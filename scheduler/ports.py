@@ -43,8 +43,9 @@ class Record(NamedTuple):
     value: bytes | None
 
 
-# Called once per append, from `poll` of the same connection: the offsets of the entries in their order, or what went
-# wrong (then any of the entries may or may not be in the log). An adapter that was not told an offset gives -1.
+# Called once per append, from `poll` of the same connection, in the order of the appends to a partition: the offsets of
+# the entries in their order, or what went wrong (then any of the entries may or may not be in the log). An adapter that
+# was not told an offset gives -1.
 OnAck = Callable[[Sequence[int] | TidewheelIOError], None]
 
 

@@ -1,0 +1,46 @@
+"""What the client's errors mean to whoever must act."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import KafkaError, KafkaException
+
+from schemas.errors import Fatal, Retriable, TidewheelIOError
+
+_REFUSED = {
+    KafkaError._AUTHENTICATION: "the broker does not accept the credentials: check user, password and mechanism",
+    KafkaError.SASL_AUTHENTICATION_FAILED: "the broker does not accept the credentials: check user, password",
+    KafkaError._SSL: "no TLS connection: check the CA, the certificate and that the port speaks TLS",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not use the topic: grant read, write and describe on it",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not join the group: grant read on it",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that on the cluster: grant idempotent write",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user may not use the transactional id: grant write on it",
+    KafkaError.UNSUPPORTED_VERSION: "the broker is too old: use Kafka 2.8 or newer",
+    KafkaError.MSG_SIZE_TOO_LARGE: "the broker takes no record that large: check max.message.bytes of the topic",
+    KafkaError._INVALID_ARG: "the client does not know a setting or a value",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic or partition does not exist: run `tidewheel topics apply`",
+    KafkaError._UNKNOWN_TOPIC: "the topic does not exist: run `tidewheel topics apply`",
+    KafkaError._UNKNOWN_PARTITION: "the partition does not exist: run `tidewheel topics plan`",
+}
+
+
+def translate(error: KafkaError, what: str) -> TidewheelIOError:
+    """The error of one of our classes for what went wrong when we tried `what`."""
+    advice = _REFUSED.get(error.code())
+    if advice is not None:
+        return Fatal(f"Kafka: cannot {what}: {advice} ({error.str()})")
+    return Retriable(f"Kafka: cannot {what} now: {error.str()} ({error.name()})")
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise the client's errors as ours; `what` was tried."""
+    try:
+        yield
+    except KafkaException as error:
+        cause = error.args[0]
+        if isinstance(cause, KafkaError):
+            raise translate(cause, what) from error
+        raise Fatal(f"Kafka: cannot {what}: {cause}") from error

@@ -1,0 +1,326 @@
+"""`ports.Log` on Kafka.
+
+One idempotent producer sends; fetchers read (see `fetching`); the one thread that calls `poll` serves them all, since
+among Python's threads handing a record over costs more than fetching it.
+
+**No holes.** A shard's events must be in the log without gaps: an event that is missing between two others would make
+its input look decided. The client keeps the order while it repeats what failed, with two exceptions.
+
+- A message that times out on its own leaves a gap that even the client's gapless mode does not cover. So messages never
+  time out in the client (`message.timeout.ms` 0). If the oldest one is not acknowledged within `DELIVERY_S`, or any of
+  them fails, all that is not acknowledged is purged and reported as failed, and a new producer takes over.
+- Of two requests on their way to a partition that knows nothing of this producer, the first may be refused (its leader
+  is just being made) and the second accepted: the broker takes any first sequence number, and the client then takes the
+  first request for delivered, without an offset. Seen on one of a hundred new topics. So one request is on its way at a
+  time, and an acknowledgement without an offset counts as a failure.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from infra.kafka.errors import translate, translated
+from infra.kafka.fetching import QUERY_S, Fetcher, KafkaMember, KafkaReader
+from infra.kafka.names import Names
+from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import ensure_topic
+from infra.topics import TopicCatalog
+from scheduler.ports import Entry, OnAck, TopicPartition
+from schemas.errors import Fatal, Retriable, TidewheelIOError
+
+DELIVERY_S = 30.0  # for an acknowledgement; longer than the election of a leader takes
+UNACKNOWLEDGED_MAX = 200_000  # records of one connection
+UNACKNOWLEDGED_BYTES_MAX = 64 * 1024 * 1024
+ENTRY_OVERHEAD = 64  # bytes counted for an entry beside its key and value
+FLUSH_S = 2.0  # for what is on its way when the connection is closed
+# Waiting is done in the client, which ends a wait for its own news alone; so waits are short, and a little longer when
+# nothing has happened for a while.
+SLICE_S, IDLE_SLICE_S, IDLE_AFTER_S = 0.001, 0.005, 1.0
+WAIT_MAX_S = 3_600.0
+REPEAT_LOG_S = 10.0  # between two lines that say the same of a broker
+
+_PRODUCING: dict[str, Any] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    "max.in.flight.requests.per.connection": 1,
+    "message.timeout.ms": 0,
+    "linger.ms": 0,  # what piles up while a request is on its way goes with the next one
+    "queue.buffering.max.messages": 2 * UNACKNOWLEDGED_MAX,
+    "queue.buffering.max.kbytes": 2 * UNACKNOWLEDGED_BYTES_MAX // 1024,
+    "allow.auto.create.topics": False,
+}
+
+_log = structlog.get_logger(__name__)
+_client_log = logging.getLogger("tidewheel.kafka")  # the client logs through `logging` alone
+
+
+class _Append:
+    """What is known of one call of `append`."""
+
+    __slots__ = ("error", "left", "offsets", "on_ack", "sent_at", "size")
+
+    def __init__(self, count: int, size: int, on_ack: OnAck | None) -> None:
+        self.on_ack = on_ack
+        self.offsets = [-1] * count
+        self.left = count
+        self.size = size
+        self.error: TidewheelIOError | None = None
+        self.sent_at = time.monotonic()
+
+
+class KafkaLog:
+    """Implements `ports.Log`. Acknowledgements come in order for each partition."""
+
+    def __init__(self, settings: KafkaSettings, catalog: TopicCatalog, *, client_id: str) -> None:
+        """Connect. Retriable: no broker answers; Fatal: they refuse us."""
+        self.names = Names(settings.prefix)
+        self._settings, self._catalog, self._client_id = settings, catalog, client_id
+        self._lock = threading.Lock()  # of what appending threads touch: from here to `_partitions`
+        self._open: dict[_Append, None] = {}  # in the order of the calls
+        self._open_records = self._open_bytes = 0
+        self._failure: TidewheelIOError | None = None
+        self._partitions: dict[str, int] = {}
+        self._done: list[_Append] = []
+        self._producer = self._new_producer()
+        self._fetchers: list[Fetcher] = []
+        self._members: list[KafkaMember] = []
+        self._is_awake = False
+        self._news_at = 0.0
+        self._told: dict[str, float] = {}
+        self._is_closed = False
+        with translated("connect"):
+            self._producer.list_topics(timeout=QUERY_S)
+
+    # --- ports.Log ------------------------------------------------------------------------------------------------
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; a ready topic is created if it is not there. Retriable, Fatal."""
+        known = self._partitions.get(topic)
+        if known is None:
+            known = self._partitions[topic] = self._look_up(topic)
+        return known
+
+    def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
+        """Send entries. Retriable: too much is not acknowledged yet, or a failure was not reported yet."""
+        for topic in {entry.topic for entry in entries}:
+            self.partitions(topic)
+        sizes = [ENTRY_OVERHEAD + len(key or b"") + len(value or b"") for _, _, key, value in entries]
+        append = _Append(len(entries), sum(sizes), on_ack)
+        with self._lock:
+            self._check_room(append)
+            if not entries:
+                self._done.append(append)
+                return
+            self._open[append] = None
+            self._open_records += len(entries)
+            self._open_bytes += append.size
+            try:
+                for index, entry in enumerate(entries):
+                    self._producer.produce(
+                        self.names.physical(entry.topic),
+                        entry.value,
+                        entry.key,
+                        entry.partition,
+                        functools.partial(self._delivered, append, index),
+                    )
+            except (KafkaException, BufferError) as error:  # then the rest is not sent, and all of it is reported
+                self._fail(_cause(error))
+
+    def poll(self, timeout_s: float) -> None:
+        """Call due `on_ack`s, take over records; then wait if there was no news."""
+        deadline = time.monotonic() + min(timeout_s, WAIT_MAX_S)
+        while True:
+            now = time.monotonic()
+            if self._turn(now):
+                self._news_at = now
+                return
+            if now >= deadline:
+                return
+            slice_s = SLICE_S if now - self._news_at < IDLE_AFTER_S else IDLE_SLICE_S
+            self._wait(min(slice_s, deadline - now))
+
+    def wake(self) -> None:
+        """End a waiting `poll` within a few milliseconds, or the next one."""
+        self._is_awake = True
+
+    def reader(self) -> KafkaReader:
+        """A reader of explicit partitions."""
+        return KafkaReader(self)
+
+    def member(self, group: str, topics: Iterable[str]) -> KafkaMember:
+        """Join a group; ready topics that do not exist yet are created."""
+        wanted = sorted(set(topics))
+        for topic in wanted:
+            self.partitions(topic)
+        member = KafkaMember(self, group, wanted)
+        self._members.append(member)
+        return member
+
+    def end_offset(self, partition: TopicPartition) -> int:
+        """The offset that the next record will have, at least. Retriable, Fatal."""
+        if not self._fetchers:
+            self._add_fetcher()
+        return self._fetchers[0].end_offset(partition)
+
+    def trim(self, partition: TopicPartition, before_offset: int) -> None:
+        """Nothing: Kafka removes records by their age."""
+
+    def close(self) -> None:
+        """Leave the groups and disconnect, after what was appended is sent (for up to `FLUSH_S`). Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for member in tuple(self._members):
+            member.close()
+        for fetcher in self._fetchers:
+            fetcher.close()
+        self._producer.flush(FLUSH_S)
+        with self._lock:
+            self._failure = Fatal("the connection to the log is closed")
+            self._producer.purge()
+
+    # --- for readers and members ----------------------------------------------------------------------------------
+
+    def properties(self, **more: Any) -> dict[str, Any]:
+        """The properties of a client of this connection."""
+        own = {"client.id": self._client_id, "error_cb": self._on_error, "logger": _client_log}
+        return dict(self._settings.client(**own, **more))
+
+    def fetcher_without(self, partition: TopicPartition) -> Fetcher:
+        """A fetcher that does not fetch `partition` yet: one partition twice needs two."""
+        for fetcher in self._fetchers:
+            if not fetcher.has(partition):
+                return fetcher
+        return self._add_fetcher()
+
+    def forget(self, member: KafkaMember) -> None:
+        """The member left."""
+        self._members.remove(member)
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _turn(self, now: float) -> bool:
+        """Serve all that has something; whether there was news."""
+        has_news, self._is_awake = self._is_awake, False
+        self._producer.poll(0)
+        self._fail_what_is_late(now)
+        has_news |= self._report()
+        for member in tuple(self._members):
+            has_news |= member.turn(now)
+            has_news |= member.fetcher.pump()
+        for fetcher in self._fetchers:
+            has_news |= fetcher.pump()
+        return has_news
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait where news is likely to come from."""
+        reading = [member.fetcher for member in self._members if not member.fetcher.is_idle]
+        reading += [fetcher for fetcher in self._fetchers if not fetcher.is_idle]
+        if self._open or not reading:
+            self._producer.poll(timeout_s)
+        elif reading[0].pump(timeout_s):
+            self._is_awake = True
+
+    # --- acknowledgements -----------------------------------------------------------------------------------------
+
+    def _delivered(self, append: _Append, index: int, error: KafkaError | None, message: Message) -> None:
+        append.left -= 1
+        offset = message.offset()
+        if error is not None:
+            self._failure = self._failure or translate(error, "append")
+        elif offset is None or offset < 0:
+            self._failure = self._failure or Retriable("Kafka: a record was acknowledged without an offset")
+        else:
+            append.offsets[index] = offset
+        if append.left == 0 and append in self._open:
+            self._close(append)
+
+    def _close(self, append: _Append) -> None:
+        with self._lock:
+            del self._open[append]
+            self._open_records -= len(append.offsets)
+            self._open_bytes -= append.size
+        self._done.append(append)
+
+    def _report(self) -> bool:
+        done, self._done = self._done, []
+        for append in done:
+            if append.on_ack is not None:
+                append.on_ack(append.error or append.offsets)
+        return bool(done)
+
+    def _fail_what_is_late(self, now: float) -> None:
+        oldest = next(iter(self._open), None)
+        if oldest is not None and now - oldest.sent_at > DELIVERY_S:
+            late = f"Kafka: an append was not acknowledged in {DELIVERY_S:.0f} s; is a broker, or the leader, away?"
+            self._failure = self._failure or Retriable(late)
+        if self._failure is not None and not self._is_closed:
+            self._start_over(self._failure)
+
+    def _start_over(self, failure: TidewheelIOError) -> None:
+        """Give up all that is not acknowledged, together, and go on with a new producer."""
+        with self._lock:
+            _log.warning("appends failed, a new producer takes over", reason=str(failure), appends=len(self._open))
+            failed = list(self._open)
+            self._open.clear()
+            self._open_records = self._open_bytes = 0
+            self._producer.purge()
+            self._producer = self._new_producer()
+            self._failure = None
+        for append in failed:
+            append.error = failure
+            self._done.append(append)
+
+    def _fail(self, failure: TidewheelIOError) -> None:
+        self._failure = self._failure or failure
+        self._is_awake = True
+
+    def _check_room(self, append: _Append) -> None:
+        if isinstance(self._failure, Fatal) and self._is_closed:
+            raise self._failure
+        if self._failure is not None:
+            raise Retriable(f"appends failed and are about to be reported: {self._failure}")
+        too_many = self._open_records + len(append.offsets) > UNACKNOWLEDGED_MAX
+        if self._open and (too_many or self._open_bytes + append.size > UNACKNOWLEDGED_BYTES_MAX):
+            raise Retriable("the broker is slow: too much that was appended is not acknowledged yet")
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    def _new_producer(self) -> Producer:
+        with translated("set up a producer"):
+            return Producer({**self.properties(), **_PRODUCING})
+
+    def _add_fetcher(self) -> Fetcher:
+        fetcher = Fetcher(self.properties(**{"group.id": self.names.physical("readers")}), self.names)
+        self._fetchers.append(fetcher)
+        return fetcher
+
+    def _look_up(self, topic: str) -> int:
+        spec = self._catalog.spec(topic)
+        physical = self.names.physical(topic)
+        with translated(f"look up the topic {physical}"):
+            found = self._producer.list_topics(physical, timeout=QUERY_S).topics[physical]
+        if found.error is None:
+            return len(found.partitions)
+        if spec.is_prefix and found.error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return ensure_topic(self._settings, self._catalog, topic)
+        raise translate(found.error, f"use the topic {physical}")
+
+    def _on_error(self, error: KafkaError) -> None:
+        now = time.monotonic()
+        if now - self._told.get(error.name(), -REPEAT_LOG_S) >= REPEAT_LOG_S:
+            self._told[error.name()] = now
+            _log.warning("kafka", reason=error.str(), error=error.name())
+
+
+def _cause(error: KafkaException | BufferError) -> TidewheelIOError:
+    cause = error.args[0]
+    return translate(cause, "append") if isinstance(cause, KafkaError) else Retriable(f"Kafka: cannot append: {error}")
