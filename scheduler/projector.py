@@ -19,7 +19,18 @@ import structlog
 from msgspec import UNSET
 
 from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
-from scheduler.ports import AttemptOutcome, Log, Position, Record, TaskChange, TaskRow, TopicPartition, View
+from scheduler.ports import (
+    AttemptOutcome,
+    Log,
+    Member,
+    Position,
+    Reader,
+    Record,
+    TaskChange,
+    TaskRow,
+    TopicPartition,
+    View,
+)
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Retriable, Undecodable, UnknownSchema
 from schemas.messages import (
@@ -41,6 +52,7 @@ from schemas.messages import (
 from schemas.topics import TASK_EVENTS
 
 BATCH_MAX = 2_000  # records in one write of the view: more does not make an event cheaper
+GROUP = "projectors"
 POLL_S = 0.5  # longest wait for events before a stop is noticed
 # From the first event until it is applied, at rest and at most: a short task is then one write of the view, not three,
 # and the projector does not get in the way of those who are just about to start the task. It grows with the load.
@@ -231,30 +243,37 @@ class Projector:
         log: Log,
         view: View,
         codec: Codec,
-        partitions: int,
+        partitions: int | None = None,
         topic: str = TASK_EVENTS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin where the view stands. Raises Fatal if it is ahead of the log."""
+        """Project so many partitions, from where the view stands; or, with None, those that the group gives us.
+
+        Raises Fatal if the view is ahead of the log.
+        """
         self.skipped: Counter[str] = Counter()  # records that changed nothing, by reason
         self._log = log
         self._view = view
         self._codec = codec
         self._topic = topic
-        at = view.positions()
-        self._positions = {i: at.get(i, Position(next_offset=0, epoch=0)) for i in range(partitions)}
-        self._resumed_at = {i: position.next_offset for i, position in self._positions.items()}
+        self._positions: dict[int, Position] = {}
+        self._resumed_at: dict[int, int] = {}
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._taken: Sequence[Record] = ()  # kept until it is applied, whatever fails
         self._monotonic = monotonic
         self._moved_at = monotonic()
-        self._reader = log.reader()
-        for partition, position in self._positions.items():
-            self._begin(TopicPartition(topic, partition), position.next_offset)
+        self._member = log.member(GROUP, [topic]) if partitions is None else None
+        self._source: Reader | Member = self._member or log.reader()
+        if partitions is not None:
+            self._begin(range(partitions))
 
     def applied(self, partition: int) -> int:
-        """The offset of the first event of `partition` that is not in the view yet."""
+        """The offset of the first event of `partition`, which is one of ours, that is not in the view yet."""
         return self._positions[partition].next_offset
+
+    def partitions(self) -> int:
+        """How many partitions are ours now."""
+        return len(self._positions)
 
     def lag(self) -> int:
         """How many records the log has beyond what was applied; for the thread that calls `step`."""
@@ -283,6 +302,7 @@ class Projector:
             except Retriable as error:
                 _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
                 stop.wait(RETRY_S)
+                self._stay()
 
     def step(self, timeout_s: float) -> int:
         """Apply what is there, waiting up to `timeout_s` for the first record; says how many records were passed.
@@ -290,11 +310,9 @@ class Projector:
         Raises Retriable (nothing is lost, the next step tries again) and Fatal.
         """
         if not self._taken:
-            self._log.poll(0)
-            self._taken = self._reader.take(BATCH_MAX)
+            self._take(0)
         if not self._taken and timeout_s > 0:
-            self._log.poll(timeout_s)
-            self._taken = self._reader.take(BATCH_MAX)
+            self._take(timeout_s)
         records = self._taken
         for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition):
             self._apply(partition, list(of_partition))
@@ -303,21 +321,55 @@ class Projector:
             self._moved_at = self._monotonic()
         return len(records)
 
-    def _begin(self, partition: TopicPartition, next_offset: int) -> None:
-        end_offset = self._log.end_offset(partition)
-        if next_offset > end_offset:
-            raise Fatal(
-                f"the view has {partition.topic}[{partition.partition}] up to {next_offset}, but the log ends at "
-                f"{end_offset}: it is the view of another log; remove it, and it is made anew"
-            )
-        self._reader.seek(partition, next_offset)
-
     def close(self) -> None:
         """Stop reading; the connection and the view belong to whoever made them."""
-        self._reader.close()
+        self._source.close()
+
+    def _take(self, timeout_s: float) -> None:
+        self._log.poll(timeout_s)
+        self._follow()
+        self._taken = self._source.take(BATCH_MAX)
+
+    def _stay(self) -> None:
+        """Remain in the group while the view is away: who does not poll is given up."""
+        try:
+            self._log.poll(0)
+            self._follow()
+        except Retriable as error:
+            _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
+
+    def _follow(self) -> None:
+        """Give up what the group gave to others, who may write news of it; begin what it gave us."""
+        if self._member is None:
+            return
+        assigned = frozenset(partition for _, partition in self._member.assigned())
+        lost = self._positions.keys() - assigned
+        for partition in lost:
+            del self._positions[partition]
+        if lost:
+            self._known.clear()
+        came = assigned - self._positions.keys()
+        if came:
+            self._begin(sorted(came))
+
+    def _begin(self, partitions: Iterable[int]) -> None:
+        at = self._view.positions()
+        for number in partitions:
+            position, partition = at.get(number, Position(next_offset=0, epoch=0)), TopicPartition(self._topic, number)
+            end_offset = self._log.end_offset(partition)
+            if position.next_offset > end_offset:
+                raise Fatal(
+                    f"the view has {self._topic}[{number}] up to {position.next_offset}, but the log ends at "
+                    f"{end_offset}: it is the view of another log; remove it, and it is made anew"
+                )
+            self._source.seek(partition, position.next_offset)
+            self._positions[number] = position
+            self._resumed_at[number] = position.next_offset
 
     def _apply(self, partition: int, records: list[Record]) -> None:
-        position = self._positions[partition]
+        position = self._positions.get(partition)
+        if position is None:  # it went to another while the view was away
+            return
         records = [record for record in records if record.offset >= position.next_offset]
         if not records:  # applied before a later partition of the same step failed
             return

@@ -162,12 +162,12 @@ class Fetcher:
         if error is not None:
             self._note_error(error, message)
             return 0
-        topic, number = message.topic(), message.partition()
-        feed = self._feeds.get((topic, number))
+        place: Any = message.topic(), message.partition()  # a record that was fetched has both, and an offset
+        feed = self._feeds.get(place)
         if feed is None:  # its fetching ended while this was on its way
             return 0
-        offset: Any = message.offset()  # a record that was fetched has one
-        record = Record(feed.partition.topic, number, offset, message.key(), message.value())
+        offset: Any = message.offset()
+        record = Record(*feed.partition, offset, message.key(), message.value())
         feed.records.append(record)
         self._held += 1
         self._held_bytes += _size(record)

@@ -37,6 +37,7 @@ from scheduler.ports import Entry, OnAck, TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 
 DELIVERY_S = 30.0  # for an acknowledgement; longer than the election of a leader takes
+LOOK_S = 1.0  # between looks for an append that is late
 UNACKNOWLEDGED_MAX = 200_000  # records of one connection
 UNACKNOWLEDGED_BYTES_MAX = 64 * 1024 * 1024
 ENTRY_OVERHEAD = 64  # bytes counted for an entry beside its key and value
@@ -93,7 +94,7 @@ class KafkaLog:
         self._fetchers: list[Fetcher] = []
         self._members: list[KafkaMember] = []
         self._is_awake = False
-        self._news_at = 0.0
+        self._news_at = self._look_at = 0.0
         self._told: dict[str, float] = {}
         self._is_closed = False
         with translated("connect"):
@@ -258,10 +259,13 @@ class KafkaLog:
         return bool(done)
 
     def _fail_what_is_late(self, now: float) -> None:
-        oldest = next(iter(self._open), None)
-        if oldest is not None and now - oldest.sent_at > DELIVERY_S:
-            late = f"Kafka: an append was not acknowledged in {DELIVERY_S:.0f} s; is a broker, or the leader, away?"
-            self._failure = self._failure or Retriable(late)
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            with self._lock:
+                oldest = next(iter(self._open), None)
+            if oldest is not None and now - oldest.sent_at > DELIVERY_S:
+                late = f"Kafka: an append was not acknowledged in {DELIVERY_S:.0f} s; is a broker, or a leader, away?"
+                self._failure = self._failure or Retriable(late)
         if self._failure is not None and not self._is_closed:
             self._start_over(self._failure)
 

@@ -411,3 +411,60 @@ def test_a_running_projector_applies_what_comes_and_stops_when_told(bench: Bench
         thread.join(20)
     assert not thread.is_alive()
     assert bench.row("t").version == 1
+
+
+# --- several projectors -----------------------------------------------------------------------------------------------
+
+
+def test_projectors_of_a_group_share_the_partitions_and_inherit_them(bench: Bench) -> None:
+    logs = [bench.broker.connect(), bench.broker.connect()]
+    first, second = (Projector(log, bench.view, CODEC) for log in logs)
+    for _ in range(3):
+        first.step(0)
+        second.step(0)
+    assert (first.partitions(), second.partitions()) == (1, 1)
+    for partition in range(PARTITIONS):
+        bench.append(event(SUBMITTED, 1, task_id=f"t{partition}"), partition=partition)
+    assert first.step(0) + second.step(0) == PARTITIONS
+    first.close()
+    for partition in range(PARTITIONS):
+        bench.append(event(STARTED, 2, task_id=f"t{partition}"), partition=partition)
+    for _ in range(3):
+        second.step(0)
+    assert second.partitions() == PARTITIONS
+    assert [bench.row(f"t{partition}").status for partition in range(PARTITIONS)] == [Status.RUNNING] * PARTITIONS
+    second.close()
+    for log in logs:
+        log.close()
+
+
+def test_records_of_a_partition_that_left_while_the_view_was_away_are_the_new_owners(bench: Bench) -> None:
+    class Away(SqliteView):
+        is_away = True
+
+        def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
+            if self.is_away:
+                raise Retriable("the view is away")
+            super().apply(partition, changes, position)
+
+    view = Away(":memory:")
+    logs = [bench.broker.connect(), bench.broker.connect()]
+    first = Projector(logs[0], view, CODEC)
+    for partition in range(PARTITIONS):
+        bench.append(event(SUBMITTED, 1, task_id=f"t{partition}"), partition=partition)
+    with pytest.raises(Retriable):
+        for _ in range(3):
+            first.step(0)
+    second = Projector(logs[1], view, CODEC)
+    first._stay()
+    view.is_away = False
+    first.step(0)
+    for _ in range(3):
+        second.step(0)
+    assert (first.partitions(), second.partitions()) == (1, 1)
+    assert all(view.task(f"t{partition}") for partition in range(PARTITIONS))
+    for projector in (first, second):
+        projector.close()
+    for log in logs:
+        log.close()
+    view.close()
