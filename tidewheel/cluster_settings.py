@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
@@ -24,6 +24,9 @@ from infra.topics import (
 )
 from tidewheel.settings import DEFAULT_PORT
 from workers.settings import SLOTS_MAX
+
+if TYPE_CHECKING:
+    from infra.cassandra import CassandraSettings
 
 PREFIX = "TIDEWHEEL_"
 SHARDS_MAX = 1024  # each costs a partition of four topics
@@ -104,6 +107,11 @@ class Tls(_Section):
     key_password: SecretStr | None = _setting(None, "The password of the key.", "any text")
     verify: bool = _setting(True, "Whether the server's certificate and name are checked.", "true or false")
 
+    def path(self, name: Literal["ca", "cert", "key"]) -> str | None:
+        """The path of one of the files, as text."""
+        file: Path | None = getattr(self, name)
+        return None if file is None else str(file)
+
 
 class Sasl(_Section):
     """How we say who we are to Kafka."""
@@ -173,6 +181,10 @@ class Kafka(_Section):
     )
 
 
+_Consistency = Literal["ONE", "LOCAL_ONE", "QUORUM", "LOCAL_QUORUM", "ALL"]
+_CONSISTENCIES = "ONE, LOCAL_ONE, QUORUM, LOCAL_QUORUM or ALL"
+
+
 class Cassandra(_Section):
     """The database of the view."""
 
@@ -186,8 +198,29 @@ class Cassandra(_Section):
         "up to 48 of a-z 0-9 _, a letter first",
         pattern=r"^[a-z][a-z0-9_]{0,47}$",
     )
-    datacenter: str | None = _setting(None, "The datacenter that is ours; by default that of the first node.", "a name")
-    replication: int = _setting(1, "Copies of each row; 3 in production.", "from 1 to 32", ge=1, le=32)
+    datacenter: str = _setting(
+        "datacenter1", "The datacenter whose nodes are asked.", "the name that `nodetool status` shows", min_length=1
+    )
+    replication: int = _setting(
+        1,
+        "Copies of each row, for a keyspace that is created; 3 in production.",
+        "from 1 to the number of nodes",
+        ge=1,
+        le=32,
+    )
+    write_consistency: _Consistency = _setting("LOCAL_QUORUM", "Copies that must have a write.", _CONSISTENCIES)
+    read_consistency: _Consistency = _setting("LOCAL_QUORUM", "Copies that are asked.", _CONSISTENCIES)
+    connect_timeout_s: float = _setting(
+        5.0, "How long connecting to one node may take.", "seconds, from 0.1 to 60", ge=0.1, le=60
+    )
+    request_timeout_s: float = _setting(5.0, "How long one request may take.", "seconds, from 0.1 to 60", ge=0.1, le=60)
+    ended_ttl_s: int = _setting(
+        30 * 86_400,
+        "How long a task is shown after its end.",
+        "seconds, from 3600 to 5 years",
+        ge=3600,
+        le=5 * 366 * 86_400,
+    )
     username: str | None = _setting(None, "The user.", "any text")
     password: SecretStr | None = _setting(None, "The user's password.", "any text")
     password_file: ExistingFile = _setting(None, "A file that holds the password.", _A_FILE)
@@ -211,6 +244,15 @@ class Health(_Section):
     stalled_s: float = _setting(
         30.0, "A loop that made no turn for so long is not alive.", "seconds, from 1 to 3600", ge=1, le=3600
     )
+
+
+class Log(_Section):
+    """What the processes say."""
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = _setting(
+        "info", "The least severe lines that are shown.", "debug, info, warning, error or critical"
+    )
+    format: Literal["text", "json"] = _setting("text", "Lines for people, or JSON documents.", "text or json")
 
 
 class Worker(_Section):
@@ -256,6 +298,7 @@ class ClusterSettings(_Section):
     cassandra: Cassandra = Cassandra()
     api: Api = Api()
     health: Health = Health()
+    log: Log = Log()
     worker: Worker = Worker()
 
     def catalog(self) -> TopicCatalog:
@@ -280,6 +323,34 @@ class ClusterSettings(_Section):
         security = {**_protocol(kafka), **_of_tls(kafka.tls), **_of_sasl(kafka.sasl), **kafka.properties}
         return KafkaSettings(bootstrap=kafka.bootstrap, prefix=kafka.prefix, security=security)
 
+    def of_cassandra(self) -> CassandraSettings:
+        """How the view is reached. SettingsError: no nodes are named, or the password cannot be read."""
+        from infra.cassandra import CassandraSettings, Consistency  # with its driver, which few commands need
+
+        given = self.cassandra
+        if not given.hosts:
+            raise missing("cassandra.hosts")
+        return CassandraSettings(
+            hosts=given.hosts,
+            port=given.port,
+            keyspace=given.keyspace,
+            datacenter=given.datacenter,
+            username=given.username,
+            password=secret_of("cassandra", given.password, given.password_file),
+            is_tls=given.tls.enabled,
+            ca_file=given.tls.path("ca"),
+            certificate_file=given.tls.path("cert"),
+            key_file=given.tls.path("key"),
+            key_password=secret_of("cassandra.tls", given.tls.key_password, None),
+            verify_hostname=given.tls.verify,
+            write_consistency=Consistency(given.write_consistency),
+            read_consistency=Consistency(given.read_consistency),
+            connect_timeout_s=given.connect_timeout_s,
+            request_timeout_s=given.request_timeout_s,
+            ttl_s=given.ended_ttl_s,
+            replication_factor=given.replication,
+        )
+
 
 def _protocol(kafka: Kafka) -> dict[str, str]:
     if kafka.sasl.mechanism is None:
@@ -291,10 +362,10 @@ def _of_tls(tls: Tls) -> dict[str, Any]:
     if not tls.enabled:
         return {}
     given: dict[str, Any] = {
-        "ssl.ca.location": tls.ca and str(tls.ca),
-        "ssl.certificate.location": tls.cert and str(tls.cert),
-        "ssl.key.location": tls.key and str(tls.key),
-        "ssl.key.password": tls.key_password and tls.key_password.get_secret_value(),
+        "ssl.ca.location": tls.path("ca"),
+        "ssl.certificate.location": tls.path("cert"),
+        "ssl.key.location": tls.path("key"),
+        "ssl.key.password": secret_of("kafka.tls", tls.key_password, None),
     }
     verify = {
         "enable.ssl.certificate.verification": tls.verify,

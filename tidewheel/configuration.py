@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +39,15 @@ _USER = re.compile(r"//[^/@]*@")  # of a URL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Settings, and where each that is not the default came from, by dotted name."""
+    """Settings, and where each that is not the default came from, by dotted name.
+
+    With `config` and `overrides` a child of this process comes to the same settings, without being told a secret.
+    """
 
     settings: ClusterSettings
     origins: Mapping[str, str]
+    config: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def shown(self) -> Iterator[tuple[str, Any, str]]:
         """Name, value and origin of each setting; secrets are hidden."""
@@ -91,7 +96,8 @@ def load_settings(
     settings = _validated(given, problems)
     if problems or settings is None:
         raise SettingsError(problems)
-    return Loaded(settings=settings, origins={name: one.where for name, one in given.items()})
+    origins = {name: one.where for name, one in given.items()}
+    return Loaded(settings=settings, origins=origins, config=config, overrides=options)
 
 
 def _from_file(config: Path, problems: list[Problem]) -> Iterator[tuple[str, _Given]]:

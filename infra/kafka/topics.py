@@ -245,13 +245,13 @@ class TopicAdmin:
         with translated("set up a client"):
             self._client = client.AdminClient(settings.client(**own))
 
+    def partition_counts(self, timeout_s: float) -> dict[str, int]:
+        """How many partitions each of our topics has, by its name on the brokers. Needs no right but to describe."""
+        return {name: len(topic.partitions) for name, topic in self._listed(timeout_s).items()}
+
     def found(self) -> dict[str, FoundTopic]:
         """The topics whose names begin with the prefix, by name."""
-        try:
-            listed = self._client.list_topics(timeout=REQUEST_S).topics
-        except KafkaException as error:
-            raise self._unreachable(error) from error
-        ours = {name: topic for name, topic in listed.items() if name.startswith(self.prefix) and topic.error is None}
+        ours = self._listed(REQUEST_S)
         settings = self._settings_of(ours)
         return {
             name: FoundTopic(
@@ -305,6 +305,13 @@ class TopicAdmin:
             if time.monotonic() > give_up_at:
                 raise Retriable(f"Kafka: {topic} was created, but the brokers do not know it after {REQUEST_S:g} s")
             time.sleep(LOOK_EVERY_S)
+
+    def _listed(self, timeout_s: float) -> dict[str, Any]:
+        try:
+            listed = self._client.list_topics(timeout=timeout_s).topics
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+        return {name: topic for name, topic in listed.items() if name.startswith(self.prefix) and topic.error is None}
 
     def _settings_of(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         resources = [client.ConfigResource(client.ResourceType.TOPIC, name) for name in topics]
