@@ -82,19 +82,6 @@ class SlowRegistry(Registry):
         return super().respond(method, path, body)
 
 
-class _ReadOnly:
-    """Ids of a registry for what is read; what is written bears the built-in ones, which the tests read."""
-
-    def __init__(self, ids: RegistryIds) -> None:
-        self._ids = ids
-
-    def register(self, name: str, _text: str) -> int:
-        return newest()[name].schema_id
-
-    def schema(self, schema_id: int) -> str:
-        return self._ids.schema(schema_id)
-
-
 @contextmanager
 def read_through(registry: Registry) -> Iterator[Codec]:
     """A codec that looks unknown ids up."""
@@ -102,7 +89,7 @@ def read_through(registry: Registry) -> Iterator[Codec]:
         options = {"retries.wait.ms": 1, "retries.max.wait.ms": 2, "max.retries": 0}
         ids = RegistryIds(url, options, patience_s=0.5)
         try:
-            yield Codec(_ReadOnly(ids))
+            yield Codec(ids)
         finally:
             ids.close()
 
@@ -179,6 +166,15 @@ def test_a_payload_at_the_limit(engine: str, excess: int) -> None:
         assert (found.key, found.value) == (b"large", value)
         assert f"payload has {PAYLOAD_MAX + 1} bytes" in found.reason
         assert stage.runtime.live("large") is None
+
+
+def test_a_record_as_large_as_clients_write_by_default_is_set_aside_as_it_was(engine: str) -> None:
+    with staged(engine) as stage:
+        junk = b"x" * 1_000_000
+        stage.write(TASK_REQUESTS, 0, (b"key", junk), (None, submission("behind")))
+        (found,) = stage.invalid(1)
+        assert (found.key, found.value) == (b"key", junk)
+        stage.until(lambda: stage.runtime.live("behind"))
 
 
 def test_a_record_that_no_event_can_hold_is_named_by_its_place(engine: str) -> None:
@@ -282,14 +278,14 @@ def test_old_and_new_producers_write_side_by_side(engine: str) -> None:
         return b"\0" + schema_id.to_bytes(4, "big") + body.getvalue()
 
     registry = Registry()
-    registry.texts = {1: json.dumps(_older()), 2: json.dumps(_newer()), 3: '{"type": "record", "name": "x"}'}
+    registry.texts = {101: json.dumps(_older()), 102: json.dumps(_newer()), 103: '{"type": "record", "name": "x"}'}
     with read_through(registry) as codec, staged(engine, codec=codec) as stage:
-        other = b"\0\0\0\0\3"
+        other = under(103, b"")
         values = [
-            written(1, _older(), "old", priority="high"),
-            written(2, _newer(), "new", priority="high"),
+            written(101, _older(), "old", priority="high"),
+            written(102, _newer(), "new", priority="high"),
             other,
-            written(2, _newer(), "newest", priority="urgent"),
+            written(102, _newer(), "newest", priority="urgent"),
             submission("ours"),
         ]
         stage.write(TASK_REQUESTS, 0, *((None, value) for value in values))

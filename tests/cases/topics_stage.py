@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
+from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
 
+from infra.kafka.log import KafkaLog
+from infra.kafka.settings import KafkaSettings
+from infra.kafka.state import KafkaStateStore
+from infra.kafka.topics import TopicAdmin, wanted_topics
 from infra.local import LocalBroker
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
 from infra.topics import ClusterSizes, cluster_catalog, embedded_catalog
@@ -19,19 +25,29 @@ from schemas.codec import Codec
 from schemas.messages import Event, InvalidRecord, ShardOpened
 from schemas.topics import TASK_EVENTS, TASK_REQUESTS_INVALID
 from tests.harness import eventually
+from tests.services import kafka_bootstrap
 from tidewheel.clock import SteadyClock
 
 ENGINES = ("embedded", pytest.param("kafka", marks=pytest.mark.service("kafka")))
 BUILTIN = Codec.builtin()
 
 
+class Topics(NamedTuple):
+    """The topics of one test. `connect` opens a connection, the first of which is a scheduler's."""
+
+    connect: Callable[[], Log]
+    states: StateStore
+    prefix: str = ""
+
+
 class TopicsStage:
     """The topics, and one scheduler that turns while the test waits. `codec` is the scheduler's."""
 
-    def __init__(self, log: Log, states: StateStore, codec: Codec, shards: int) -> None:
-        self.log, self.shards = log, shards
+    def __init__(self, topics: Topics, codec: Codec, shards: int) -> None:
+        self.topics, self.codec, self.shards = topics, codec, shards
+        self.log = log = topics.connect()
         settings = RuntimeSettings(owner="test", checkpoint_us=0)
-        self.runtime = SchedulerRuntime(log, states, codec, SteadyClock(), Random(1), settings)
+        self.runtime = SchedulerRuntime(log, topics.states, codec, SteadyClock(), Random(1), settings)
         self.until(self._is_active)
 
     def _is_active(self) -> bool:
@@ -86,7 +102,7 @@ class TopicsStage:
 
         def are_there() -> bool:
             for record in self.read(TASK_REQUESTS_INVALID):
-                message = BUILTIN.decode(record.value)
+                message = self.codec.decode(record.value)
                 assert isinstance(message, InvalidRecord)
                 found[message.topic, message.partition, message.offset] = message
             return len(found) >= count
@@ -98,23 +114,23 @@ class TopicsStage:
     def events(self) -> list[Event]:
         """What was decided, once all of it is in the log."""
         self.until(lambda: not any(host.has_unacknowledged() for host in self.runtime.hosts.values()))
-        events = (BUILTIN.decode(record.value) for record in self.read(TASK_EVENTS) if record.value)
+        events = (self.codec.decode(record.value) for record in self.read(TASK_EVENTS) if record.value)
         return [event for event in events if isinstance(event, Event) and not isinstance(event.body, ShardOpened)]
 
 
 @contextmanager
 def staged(engine: str, *, shards: int = 1, codec: Codec = BUILTIN) -> Iterator[TopicsStage]:
-    """A stage on the engine of that name. Events are written with built-in ids, whatever `codec` reads."""
-    with _on_kafka(shards) if engine == "kafka" else _embedded(shards) as (log, states):
-        yield TopicsStage(log, states, codec, shards)
+    """A stage on the engine of that name."""
+    with _on_kafka(shards) if engine == "kafka" else _embedded(shards) as topics:
+        yield TopicsStage(topics, codec, shards)
 
 
 @contextmanager
-def _embedded(shards: int) -> Iterator[tuple[Log, StateStore]]:
+def _embedded(shards: int) -> Iterator[Topics]:
     storage, states = SqliteLogStorage(":memory:"), SqliteStateStore(":memory:")
     broker = LocalBroker(storage, embedded_catalog(shards))
     try:
-        yield broker.connect(commits=True), states
+        yield Topics(partial(broker.connect, commits=True), states)
     finally:
         broker.close()
         storage.close()
@@ -122,21 +138,22 @@ def _embedded(shards: int) -> Iterator[tuple[Log, StateStore]]:
 
 
 @contextmanager
-def _on_kafka(shards: int) -> Iterator[tuple[Log, StateStore]]:
-    from infra.kafka.log import KafkaLog
-    from infra.kafka.settings import KafkaSettings
-    from infra.kafka.state import KafkaStateStore
-    from infra.kafka.topics import TopicAdmin, wanted_topics
-    from tests.services import kafka_bootstrap
-
+def _on_kafka(shards: int) -> Iterator[Topics]:
     settings = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
     catalog = cluster_catalog(ClusterSizes(shards=shards, reply_partitions=1, replication=1))
     admin = TopicAdmin(settings)
     for topic in wanted_topics(catalog, settings.prefix, ()):
         admin.create(topic)
-    log, states = KafkaLog(settings, catalog, client_id="test"), KafkaStateStore(settings)
+    states = KafkaStateStore(settings)
+    logs: list[Log] = []
+
+    def connect() -> Log:
+        logs.append(KafkaLog(settings, catalog, client_id=f"test-{len(logs)}"))
+        return logs[-1]
+
     try:
-        yield log, states
+        yield Topics(connect, states, settings.prefix)
     finally:
-        log.close()
+        for log in logs:
+            log.close()
         states.close()
