@@ -51,7 +51,7 @@ LOAD_CHUNK = 1_000  # records read per iteration while loading, so that other sh
 IN_FLIGHT_MAX = 64  # batches sent but not acknowledged; more would only hide a log that is too slow
 OWED_MAX = 64  # appends of owed effects, not acknowledged: no input is taken meanwhile
 CHECKPOINT_US = 10_000_000  # how far apart checkpoints are: a recovery replays about so much
-CHECKPOINT_CHANGES_MAX = 50_000  # changed entities that bring a checkpoint forward
+CHECKPOINT_CHANGES_MAX = 50_000  # changed entities, and owed effects, that bring a checkpoint forward
 IDLE_CHECKPOINT_US = 60_000_000  # one that would only note how far reports were read
 RETURN_US = 10_000_000  # how long a superseded owner waits for the group to take the shard from it
 LOAD_WAIT_US = 1_000  # between looks for an answer of the log while loading
@@ -144,6 +144,7 @@ class ShardHost:
         self._unsent: _Batch | None = None
         self._outbox: list[Entry] = []
         self._owed: deque[_Owed] = deque()
+        self._owed_count = 0  # since the last checkpoint: a load sends them all again
         self._next_offset = 0
         self._gap: _GapCheck | None = None
         self._token = 0
@@ -297,6 +298,7 @@ class ShardHost:
                         owed += self._owed_by(event)
                 self._next_offset = record.offset + 1
             if owed:
+                self._owed_count += len(owed)
                 yield from self._landed(owed)
             if not records:
                 self._load_at = self._now + LOAD_WAIT_US
@@ -397,7 +399,8 @@ class ShardHost:
     def _due_at(self, now: int) -> int:
         if self._unsent or self._outbox or self._gap or any(not owed.is_sent for owed in self._owed):
             return now + BLOCKED_US
-        checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if self.shard.changed else None
+        has_changes = self.shard.changed or self._owed_count
+        checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if has_changes else None
         instants = (self.shard.next_at(), checkpoint_at, *(held.until for held in self._held.values()))
         return min((at for at in instants if at is not None), default=now + IDLE_CHECKPOINT_US)
 
@@ -528,6 +531,7 @@ class ShardHost:
             outbox.append(Entry(WORKER_SIGNALS, 0, signal.worker_id.encode(), encode(signal)))
         owed = [entry for event in effects.events for entry in self._owed_by(event)]
         checkpoint = batch.checkpoint and batch.checkpoint._replace(next_offset=self._next_offset)
+        self._owed_count += len(owed)
         if owed or checkpoint:
             self._owed.append(_Owed(owed, checkpoint))
             self._absorb_owed()
@@ -602,27 +606,29 @@ class ShardHost:
 
     def _maybe_capture(self, now: int) -> _Checkpoint | None:
         changed = self.shard.changed
+        changes = len(changed) + self._owed_count
         is_due = now - self._checkpointed_at >= self._settings.checkpoint_us
         is_idle_due = now - self._checkpointed_at >= IDLE_CHECKPOINT_US
         has_moved = self._read_positions != self._checkpointed_positions
-        is_wanted = (changed and is_due) or len(changed) >= CHECKPOINT_CHANGES_MAX or (has_moved and is_idle_due)
+        is_wanted = (changes and is_due) or changes >= CHECKPOINT_CHANGES_MAX or (has_moved and is_idle_due)
         if self._is_checkpointing or not is_wanted:
             return None
         self._is_checkpointing = True
         self._checkpointed_at = now
-        changes: list[tuple[str, Task | EndedTask | None]] = []
+        self._owed_count = 0
+        entities: list[tuple[str, Task | EndedTask | None]] = []
         stored = self.shard.stored
         for task_id in changed:
             known = self.shard.known(task_id)
             if isinstance(known, Task) or (known is not None and self.shard.is_kept_long(known)):
-                changes.append((task_id, known))
+                entities.append((task_id, known))
                 stored.add(task_id)
             elif task_id in stored:
-                changes.append((task_id, None))
+                entities.append((task_id, None))
                 stored.discard(task_id)
         changed.clear()
         forwarded = {str(partition): offset for partition, offset in self.shard.state.forwarded.items()}
-        return _Checkpoint(changes, dict(self._read_positions), forwarded, now)
+        return _Checkpoint(entities, dict(self._read_positions), forwarded, now)
 
     def _commit_checkpoint(self, checkpoint: _Checkpoint) -> None:
         record = ShardCheckpoint(

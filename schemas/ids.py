@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from struct import unpack_from
 
 NAME_MAX = 128
 NAME_RULE = "1 to 128 characters of A-Z a-z 0-9 _ . : -"
@@ -51,11 +52,10 @@ def murmur2(data: bytes) -> int:
     mask, m = 0xFFFF_FFFF, 0x5BD1_E995
     length = len(data)
     h = 0x9747_B28C ^ length
-    whole = length & ~3
-    for i in range(0, whole, 4):
-        k = int.from_bytes(data[i : i + 4], "little") * m & mask
-        h = h * m & mask ^ (k ^ k >> 24) * m & mask
-    if length > whole:
-        h = (h ^ int.from_bytes(data[whole:], "little")) * m & mask
+    for k in unpack_from(f"<{length >> 2}I", data):
+        k = k * m & mask
+        h = (h * m ^ (k ^ k >> 24) * m) & mask
+    if length & 3:
+        h = (h ^ int.from_bytes(data[length & ~3 :], "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return h ^ h >> 15
