@@ -1,60 +1,168 @@
-"""`KafkaLog` against a real broker."""
+"""`KafkaLog` against a real broker: the contract, and what it does when brokers are away or refuse."""
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+import structlog
 
+import infra.kafka.log
 from infra.kafka.log import KafkaLog
 from infra.kafka.settings import KafkaSettings
-from infra.topics import embedded_catalog
-from tests.contract.log import LogContract
+from infra.services import Cluster
+from infra.topics import RECORD_BYTES_MAX, TopicCatalog, TopicSpec, embedded_catalog
+from scheduler.ports import TopicPartition
+from schemas.errors import Fatal, Retriable, TidewheelIOError
+from tests.contract.log import LogContract, append_and_wait, numbered, poll_until, take_count, values_of
+from tests.services import kafka_bootstrap, own_cluster
 
-PARTITIONS = 4
-_admins: dict[str, AdminClient] = {}
+pytestmark = pytest.mark.service("kafka")
 
 
 class KafkaWorld:
     """Connections to one broker, with a prefix of their own."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, catalog: TopicCatalog | None = None) -> None:
         self.settings = KafkaSettings(bootstrap=bootstrap, prefix=f"test-{uuid4().hex[:12]}.")
+        self.catalog = catalog or embedded_catalog(2)
         self.logs: list[KafkaLog] = []
         self._numbers = itertools.count()
 
     def connect(self) -> KafkaLog:
         """A new connection."""
-        log = KafkaLog(self.settings, embedded_catalog(2), client_id=f"test-{len(self.logs)}")
+        log = KafkaLog(self.settings, self.catalog, client_id=f"test-{len(self.logs)}")
         self.logs.append(log)
         return log
 
     def topic(self) -> str:
-        """A new topic."""
-        name = f"ready.queue{next(self._numbers)}.medium"
-        admin = _admins.setdefault(self.settings.bootstrap, AdminClient({"bootstrap.servers": self.settings.bootstrap}))
-        for future in admin.create_topics([NewTopic(self.settings.prefix + name, PARTITIONS, 1)]).values():
-            future.result(10)
-        return name
+        """A new topic, which is created by whoever uses it first."""
+        return f"ready.queue{next(self._numbers)}.medium"
 
     def group(self) -> str:
         """A new group."""
         return f"group-{next(self._numbers)}"
 
+    def close(self) -> None:
+        """Close all connections."""
+        for log in self.logs:
+            log.close()
+
 
 @pytest.fixture
 def world() -> Iterator[KafkaWorld]:
-    made = KafkaWorld(os.environ["TIDEWHEEL_TEST_KAFKA"])
+    """The broker that the tests share."""
+    made = KafkaWorld(kafka_bootstrap())
     yield made
-    for log in made.logs:
-        log.close()
+    made.close()
 
 
 class TestKafkaLog(LogContract):
     """The contract."""
 
     members_agree = True
+
+
+# --- what the broker refuses ------------------------------------------------------------------------------------------
+
+
+def test_where_nobody_listens_it_says_so_soon() -> None:
+    with structlog.testing.capture_logs(), pytest.raises(Retriable, match="cannot connect"):
+        KafkaWorld("127.0.0.1:1").connect()
+
+
+def test_a_topic_that_apply_should_have_made_is_named(world: KafkaWorld) -> None:
+    with pytest.raises(Fatal, match=r"task-events.*tidewheel topics apply"):
+        world.connect().partitions("task-events")
+    with pytest.raises(Fatal, match="there is no topic 'tsak-events'"):
+        world.connect().partitions("tsak-events")
+
+
+def test_a_record_that_is_too_large_fails_what_is_with_it_and_nothing_later(world: KafkaWorld) -> None:
+    log, topic = world.connect(), world.topic()
+    acks: list[object] = []
+    large = numbered(topic, 0, [1])[0]._replace(value=bytes(4 * RECORD_BYTES_MAX))
+    with structlog.testing.capture_logs():
+        log.append([*numbered(topic, 0, [0]), large], acks.append)
+        poll_until(lambda: bool(acks), log)
+    assert isinstance(acks[0], Fatal)
+    assert "max.message.bytes" in str(acks[0])
+    append_and_wait(log, numbered(topic, 0, [2]))
+
+
+# --- brokers that are away --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lonely() -> Iterator[tuple[KafkaWorld, Cluster]]:
+    """A broker of one's own, which may be stopped and killed."""
+    with own_cluster(kafka=1) as cluster:
+        catalog = TopicCatalog([TopicSpec("ready.", 2, is_durable=True, is_prefix=True)])
+        made = KafkaWorld(cluster.kafka.bootstrap, catalog)
+        yield made, cluster
+        made.close()
+
+
+def test_while_the_broker_stands_still_nothing_hangs_and_what_fails_fails_together(
+    lonely: tuple[KafkaWorld, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, cluster = lonely
+    monkeypatch.setattr(infra.kafka.log, "DELIVERY_S", 2.0)
+    log, topic = world.connect(), world.topic()
+    append_and_wait(log, numbered(topic, 0, [0]))
+    (broker,) = cluster.nodes
+    acks: list[list[int] | TidewheelIOError] = []
+    with structlog.testing.capture_logs():
+        broker.pause()
+        for number in range(1, 6):
+            log.append(numbered(topic, number % 2, [number]), acks.append)  # type: ignore[arg-type]
+        poll_until(lambda: bool(acks), log)
+        assert len(acks) == 5
+        assert all(isinstance(ack, Retriable) for ack in acks)
+        with pytest.raises(Retriable):
+            log.end_offset(TopicPartition(topic, 0))
+        broker.resume()
+        append_and_wait(log, numbered(topic, 0, [9]))
+    reader = log.reader()
+    reader.seek(TopicPartition(topic, 0), 0)
+    values = values_of(take_count(log, reader, log.end_offset(TopicPartition(topic, 0))))
+    late = [value for value in values if value in (b"v2", b"v4")]  # sent or not, but none without those before it
+    assert late == [b"v2", b"v4"][: len(late)]
+    assert (values[0], b"v9" in values) == (b"v0", True)
+
+
+def test_it_goes_on_when_a_killed_broker_is_back(lonely: tuple[KafkaWorld, Cluster]) -> None:
+    world, cluster = lonely
+    log, topic = world.connect(), world.topic()
+    partition = TopicPartition(topic, 0)
+    append_and_wait(log, numbered(topic, 0, [0]))
+    reader = log.reader()
+    reader.seek(partition, 0)
+    assert values_of(take_count(log, reader, 1)) == [b"v0"]
+    (broker,) = cluster.nodes
+    with structlog.testing.capture_logs():
+        broker.kill()
+        acks: list[object] = []
+        log.append(numbered(topic, 0, [1]), acks.append)
+        log.poll(0.1)
+        assert not acks
+        cluster.up()
+        poll_until(lambda: bool(acks), log)
+    assert not isinstance(acks[0], TidewheelIOError)
+    assert values_of(take_count(log, reader, 1)) == [b"v1"]
+
+
+@pytest.mark.timeout(60)
+def test_closing_ends_though_the_broker_stands_still(lonely: tuple[KafkaWorld, Cluster]) -> None:
+    world, cluster = lonely
+    log, topic = world.connect(), world.topic()
+    member = log.member(world.group(), [topic])
+    poll_until(lambda: bool(member.assigned()), log)
+    (broker,) = cluster.nodes
+    with structlog.testing.capture_logs():
+        broker.pause()
+        log.append(numbered(topic, 0, [1]))
+        log.close()  # or the test runs into its limit
+        broker.resume()

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.state import KafkaStateStore
-from infra.topics import SHARD_STATE
+from infra.kafka.topics import TopicAdmin, apply, plan
+from infra.topics import ClusterSizes, cluster_catalog
 from schemas.errors import Fenced
 from tests.contract.state_store import StateStoreContract, commit, fenced
+from tests.services import kafka_bootstrap
 
 SHARDS = 3
+
+
+pytestmark = pytest.mark.service("kafka")
 
 
 @pytest.fixture
 def settings() -> KafkaSettings:
     """A broker with a topic for the state of some shards."""
-    made = KafkaSettings(bootstrap=os.environ["TIDEWHEEL_TEST_KAFKA"], prefix=f"test-{uuid4().hex[:12]}.")
-    admin = AdminClient({"bootstrap.servers": made.bootstrap})
-    topic = NewTopic(made.prefix + SHARD_STATE, SHARDS, 1, config={"cleanup.policy": "compact"})
-    for future in admin.create_topics([topic]).values():
-        future.result(10)
+    made = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
+    admin = TopicAdmin(made)
+    apply(admin, plan(admin, cluster_catalog(ClusterSizes(shards=SHARDS))))
     return made
 
 
