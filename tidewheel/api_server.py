@@ -30,6 +30,11 @@ class ApiServer:
         self.host, self.port = host, port
         self._server: uvicorn.Server | None = None
 
+    @property
+    def address(self) -> str:
+        """The URL of the API."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
     def start(
         self,
         parts: Parts,

@@ -9,9 +9,6 @@ leaves of it.
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,15 +23,13 @@ from infra.remote import RemoteLog, SchedulerGone
 from infra.sqlite import SqliteView
 from scheduler.projector import Projector
 from schemas.errors import Fatal, Retriable, TidewheelIOError
+from tidewheel import child as children
 from tidewheel.codecs import codec_of
 from tidewheel.logs import LogStyle, apply_style, style
 from tidewheel.tuning import tuned
 
 WATCH_S = 0.25  # between looks at the child and at its progress
-CLOSE_S = 5.0  # from the end of its input to the end of the child: one write of the view on a slow disk
-NICE = 10  # readers may wait a little longer than tasks that are due: without it the p99 to a start is a third longer
-TOLD = 3  # exit status of a child whose log says why it ended
-_BOOT = "import sys; sys.path[:] = {path!r}; from tidewheel.projection import main; main({task!r})"
+_WHAT = "the projector's process"
 
 _log = structlog.get_logger(__name__)
 
@@ -84,20 +79,15 @@ class ProjectorProcess:
 
     def run(self, stop: threading.Event) -> None:
         """Start the child and watch it until `stop` is set. Fatal: it could not be started, or ended by itself."""
-        path = [entry or os.getcwd() for entry in sys.path]
-        command = [sys.executable, "-c", _BOOT.format(path=path, task=msgspec.json.encode(self._task))]
-        try:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        except OSError as error:
-            raise Fatal(f"the projector's process cannot be started ({error})") from error
+        child = children.spawn(_WHAT, __name__, msgspec.json.encode(self._task))
         with child:
             try:
                 while not stop.wait(WATCH_S):
                     if child.poll() is not None:
-                        raise Fatal(f"the projector's process ended: {_end_of(child.returncode)}")
+                        raise Fatal(f"{_WHAT} ended: {children.end_of(child.returncode)}")
                     self._look()
             finally:
-                _end(child)
+                children.end(child, "the projector")
 
     def _look(self) -> None:
         with contextlib.suppress(Retriable):  # a view that cannot be read just now has not moved
@@ -107,53 +97,36 @@ class ProjectorProcess:
             self._applied_before = applied
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    assert child.stdin is not None
-    child.stdin.close()
-    try:
-        child.wait(CLOSE_S)
-    except subprocess.TimeoutExpired:
-        _log.warning("the projector did not stop and is killed; it will go on from the last write of the view")
-        child.kill()
-
-
-def _end_of(status: int) -> str:
-    if status == TOLD:
-        return "its log says why"
-    return f"exit status {status}" if status >= 0 else f"it was killed by {signal.Signals(-status).name}"
-
-
 # --- in the child -----------------------------------------------------------------------------------------------------
 
 
 def main(task: bytes) -> None:
     """Project until standard input ends or the engine goes away."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they go to the whole group or service: the engine decides
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(NICE)
+    stop = threading.Event()
+    logs: list[RemoteLog] = []  # once it is connected
+
+    def end() -> None:
+        stop.set()
+        for log in logs:
+            log.wake()
+
+    children.begin(end)
     given = msgspec.json.decode(task, type=_Task)
     apply_style(given.logs)
     try:
         with contextlib.ExitStack() as files:
             files.enter_context(tuned())
-            _project(given, files)
+            _project(given, files, stop, logs)
     except SchedulerGone:
         return
     except TidewheelIOError as error:
         _log.error("the projector cannot go on", reason=str(error))
-        sys.exit(TOLD)
+        sys.exit(children.TOLD)
 
 
-def _project(task: _Task, files: contextlib.ExitStack) -> None:
+def _project(task: _Task, files: contextlib.ExitStack, stop: threading.Event, logs: list[RemoteLog]) -> None:
     codec = codec_of(task.registry, files)
     view = files.enter_context(contextlib.closing(SqliteView(task.view)))
     log = files.enter_context(contextlib.closing(RemoteLog(Path(task.socket))))
-    stop = threading.Event()
-
-    def await_end() -> None:
-        os.read(sys.stdin.fileno(), 1)
-        stop.set()
-        log.wake()
-
-    threading.Thread(target=await_end, name="end", daemon=True).start()
+    logs.append(log)
     Projector(log, view, codec, task.shards).run(stop)
