@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, help="host:port of a broker")
     parser.add_argument("--registry", required=True, help="URL of the schema registry, or of Tidewheel's API")
-    parser.add_argument("--topic", default="task-requests")
+    parser.add_argument("--topic", default="tidewheel.task-requests")
     parser.add_argument("--type", required=True, dest="task_type")
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--priority", choices=("high", "medium", "low"), default="medium")

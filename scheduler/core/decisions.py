@@ -244,8 +244,9 @@ def decide_redrive(known: Known, request: RedriveTask, is_view_ahead: bool, now:
 
 def _shown_problem(shown: Task, now: int) -> str | None:
     """What is wrong with a task that the shard had forgotten and takes from the request; never, if the view gave it."""
-    if not (0 < shown.version < COUNT_MAX and 0 <= shown.attempt < COUNT_MAX):
-        return f"version and attempt must be counts below {COUNT_MAX}"
+    counts = (shown.version, shown.attempt, shown.snooze_count)
+    if any(not 0 <= count < COUNT_MAX for count in counts):
+        return f"version, attempt and snooze_count must be counts below {COUNT_MAX}"
     submission = SubmitTask(
         request_id="",
         spec=shown.spec,

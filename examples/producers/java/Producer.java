@@ -35,7 +35,7 @@ import org.apache.kafka.common.serialization.StringSerializer;
  *
  * <pre>
  * mvn -q dependency:copy-dependencies -DoutputDirectory=libs
- * java -cp 'libs/*' Producer.java localhost:9092 http://localhost:8081 task-requests thumbnail 5
+ * java -cp 'libs/*' Producer.java localhost:9092 http://localhost:8081 tidewheel.task-requests thumbnail 5
  * </pre>
  *
  * Prints one line of JSON for each record that the brokers have confirmed. docs/PRODUCERS.md explains each step.
