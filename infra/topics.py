@@ -12,9 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.errors import Fatal
-from schemas.topics import REPLIES, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, WORKER_SIGNALS
+from schemas.topics import (
+    REPLIES,
+    TASK_EVENTS,
+    TASK_REPORTS,
+    TASK_REQUESTS,
+    TASK_REQUESTS_INVALID,
+    WORKER_SIGNALS,
+)
+from schemas.topics import SHARD_STATE as SHARD_STATE
 
-SHARD_STATE = "shard-state"  # checkpoints of the shards; on brokers only, the embedded engine has a file for them
 READY_PREFIX = "ready."
 READY_PARTITIONS = 4  # workers of a queue that can share one priority
 REPLY_PARTITIONS = 4  # gateways in one process

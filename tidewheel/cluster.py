@@ -10,16 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import TypeVar
 
 import structlog
 
 from infra.kafka.topics import TopicAdmin
-from infra.topics import SHARD_STATE, TopicCatalog
+from infra.topics import TopicCatalog
 from scheduler.api.health import Health, PartHealth
 from schemas.errors import Fatal, Retriable
-from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from schemas.topics import SHARD_STATE, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
 from tidewheel.clock import SteadyClock
 from tidewheel.cluster_settings import ClusterSettings
 from tidewheel.codecs import codec_of
@@ -70,9 +71,9 @@ class Node:
             self._files.enter_context(tuned())
             self._listen()
             give_up_at = time.monotonic() + self.settings.startup_timeout_s
-            shared = self._reach("Kafka", self._share, give_up_at)
+            shared = self._reach("start", self._share, give_up_at)
             for role in self.roles:
-                self._reach(role.name, lambda role=role: role.connect(shared), give_up_at)  # type: ignore[misc]
+                self._reach(role.name, partial(role.connect, shared), give_up_at)
                 self._started.append(role)
                 role.start(self._parts)
             self._waits_for = None
@@ -127,7 +128,7 @@ class Node:
 
     # --- reaching what it needs -----------------------------------------------------------------------------------
 
-    def _reach(self, what: str, connect: Callable[[], T], give_up_at: float) -> T:
+    def _reach(self, part: str, connect: Callable[[], T], give_up_at: float) -> T:
         """Try until it succeeds. Unreachable: not in time. Abandoned: `abandon` was called."""
         told_at = -REPEAT_LOG_S
         while True:
@@ -136,13 +137,13 @@ class Node:
             except Retriable as error:
                 now = time.monotonic()
                 left_s = give_up_at - now
-                self._waits_for = f"{what}: {error}"
+                self._waits_for = str(error)
                 if left_s <= 0:
-                    waited = f"within {self.settings.startup_timeout_s:g} s (startup_timeout_s)"
-                    raise Unreachable(f"{what} cannot be reached {waited}: {error}") from error
+                    waited = f"gave up after {self.settings.startup_timeout_s:g} s (startup_timeout_s)"
+                    raise Unreachable(f"{waited}: {error}") from error
                 if now - told_at >= REPEAT_LOG_S:
                     told_at = now
-                    _log.warning(f"waiting for {what}", reason=str(error), gives_up_in_s=round(left_s))
+                    _log.warning("waiting for what it needs", part=part, reason=str(error), gives_up_in_s=round(left_s))
                 if self._abandoned.wait(min(RETRY_S, left_s)):
                     raise Abandoned from error
 

@@ -47,7 +47,7 @@ class SettingsError(Exception):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(f"{one.where}: {one.message}; {one.allowed}" for one in self.problems))
+        super().__init__("; ".join(f"{one.where} {one.message}: {one.allowed}" for one in self.problems))
 
 
 # --- the settings -----------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def secret_of(section: str, given: SecretStr | None, file: Path | None) -> str |
 def missing(name: str) -> SettingsError:
     """The error of a setting without which a command cannot do anything."""
     where = f"{name} ({variable_of(name)})"
-    return SettingsError([Problem(name, where, "is not set", f"needed here: {known_settings()[name].allowed}")])
+    return SettingsError([Problem(name, where, "is not set", f"needed here; {known_settings()[name].allowed}")])
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -460,10 +460,12 @@ def contradictions(settings: ClusterSettings) -> Iterator[Contradiction]:
     for name, section in (("kafka.sasl", kafka.sasl), ("cassandra", cassandra)):
         if section.password is not None and section.password_file is not None:
             yield Contradiction(f"{name}.password_file", f"is given beside {name}.password", "one of the two")
-    if cassandra.username is not None and cassandra.password is None and cassandra.password_file is None:
-        yield Contradiction(
-            "cassandra.username", "needs a password", "set cassandra.password or cassandra.password_file"
-        )
+    has_password = cassandra.password is not None or cassandra.password_file is not None
+    if cassandra.username is not None and not has_password:
+        allowed = "set cassandra.password or cassandra.password_file"
+        yield Contradiction("cassandra.username", "needs a password", allowed)
+    if cassandra.username is None and has_password:
+        yield Contradiction("cassandra.password", "needs a user", "set cassandra.username")
     yield from _of_files("kafka.tls", kafka.tls)
     yield from _of_files("cassandra.tls", cassandra.tls)
 
@@ -483,3 +485,5 @@ def _of_files(name: str, tls: Tls) -> Iterator[Contradiction]:
         yield Contradiction(f"{name}.enabled", f"{name} has files but is not enabled", f"set {name}.enabled=true")
     if tls.cert is not None and tls.key is None:
         yield Contradiction(f"{name}.cert", "needs its key", f"set {name}.key")
+    if tls.key is not None and tls.cert is None:
+        yield Contradiction(f"{name}.key", "needs its certificate", f"set {name}.cert")
