@@ -13,11 +13,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from infra.registry import RegistryIds
 from schemas.codec import Codec
 from schemas.ids import shard_of
-from schemas.messages import RequestForwarded, TaskSubmitted, TaskSucceeded
+from schemas.messages import RequestForwarded, SubmitTask, TaskSpec, TaskSubmitted, TaskSucceeded
 from schemas.registry import answer
 from tests.cases.topics_stage import BUILTIN, TopicsStage, staged
 from tests.services import kafka_bootstrap, registry_url
@@ -118,3 +119,35 @@ def test_what_a_foreign_producer_submits_runs(
     for kind in (TaskSubmitted, TaskSucceeded):
         of_kind = {event.entity_id for event in events if isinstance(event.body, kind)}
         assert of_kind == {place["task_id"] for place in places}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.service("kafka")
+def test_with_another_partitioner_and_without_ids_and_with_junk_each_task_runs_once() -> None:
+    """The owner drops its memory and loads again in between, so that what it owes is sent again."""
+    ran.clear()
+    with staged("kafka", shards=SHARDS) as stage:
+        topic = f"{stage.topics.prefix}task-requests"
+        with worker_of(stage):
+            producer = Producer({"bootstrap.servers": kafka_bootstrap(), "partitioner": "consistent_random"})
+            for number in range(COUNT):
+                task_id = f"task-{number}" if number % 2 else None
+                spec = TaskSpec(task_type="count", payload=b'{"number": %d}' % number)
+                request = SubmitTask(request_id="r", spec=spec, submitted_at=0, task_id=task_id)
+                producer.produce(topic, BUILTIN.encode(request), task_id)
+                if number % 8 == 0:
+                    producer.produce(topic, b"junk %d" % number, b"key")
+            assert producer.flush(30) == 0
+            stage.until(lambda: len(ran) > COUNT // 4)
+            for host in stage.runtime.hosts.values():
+                host.reload("the test asks for it")
+            stage.until(lambda: len(ran) >= COUNT)
+            found = stage.invalid(COUNT // 8)
+            stage.until(lambda: not any(host.shard.state.tasks for host in stage.runtime.hosts.values()))
+        events = stage.events()
+    assert sorted(ran) == list(range(COUNT))
+    assert sorted(one.value or b"" for one in found) == sorted(b"junk %d" % number for number in range(0, COUNT, 8))
+    submitted = [event for event in events if isinstance(event.body, TaskSubmitted)]
+    assert len(submitted) == COUNT
+    forwards = sum(isinstance(event.body, RequestForwarded) for event in events)
+    assert forwards == sum(event.origin is not None for event in submitted) > 0
