@@ -59,18 +59,32 @@ def registry_url() -> str:
 @contextlib.contextmanager
 def own_cluster(*, kafka: int = 0, cassandra: int = 0, registry: bool = False) -> Iterator[Cluster]:
     """Services for one test, which may kill, pause and stop them; up at the start, gone at the end."""
-    base_port, reservation = _reserved_ports()
     folder = _run_folder() / f"own-{uuid.uuid4().hex[:8]}"
-    cluster = Cluster(folder, kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port)
+    with reserved_ports() as base_port:
+        cluster = Cluster(folder, kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port)
+        require(cluster)
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down(within_s=0)
+            cluster.purge()
+
+
+@contextlib.contextmanager
+def reserved_ports() -> Iterator[int]:
+    """From where on ports are free; no other run of this user takes them until the end of the block."""
+    base_port, reservation = _reserved_ports()
+    with reservation:
+        yield base_port
+
+
+def require(cluster: Cluster) -> None:
+    """Skip the test, or let it fail in CI, if this machine cannot run the services of a cluster. Starts nothing."""
     try:
-        cluster.up()
-        yield cluster
+        cluster.fetch()
     except ServiceMissing as error:
         _give_up(str(error))
-    finally:
-        cluster.down(within_s=0)
-        cluster.purge()
-        reservation.close()
 
 
 @functools.cache
@@ -109,7 +123,6 @@ def _give_up(reason: str) -> NoReturn:
 
 
 def _reserved_ports() -> tuple[int, IO[str]]:
-    """From where on ports are free; no other run of this user takes them while the file is open."""
     for base_port in BASE_PORTS:
         reservation = open(Path(tempfile.gettempdir()) / f"tidewheel-{os.getuid()}-{base_port}.lock", "a")  # noqa: SIM115
         if _is_locked(reservation) and not any(is_taken("", base_port + n) for n in range(PORTS_TAKEN)):

@@ -53,8 +53,12 @@ class CassandraNode(Node):
             return self.answers()
         return cassandra_answers(self.host, self.port, _OF_ALL.format(_ANY_ID), CONSISTENCY_ALL)
 
-    def _command(self) -> list[str]:
-        java, jars = java_for("Cassandra", JAVA, JAVA), jars_of("cassandra")
+    def java(self) -> str:
+        """The path of the Java that runs it. Raises ServiceMissing."""
+        return java_for("Cassandra", JAVA, JAVA)
+
+    def _arguments(self) -> list[str]:
+        jars = jars_of("cassandra")
         conf = self.folder / "conf"
         conf.mkdir(exist_ok=True)
         settings = cassandra_yaml(self.folder, self.host, self.port, self._storage_port)
@@ -62,7 +66,6 @@ class CassandraNode(Node):
         (conf / "logback.xml").write_text(_LOGBACK, "utf-8")
         (agent,) = jars.glob("jamm-*.jar")
         return [
-            java,
             f"@{FLAGS}",
             "-Xms256m",
             "-Xmx768m" if self._of == 1 else "-Xmx512m",

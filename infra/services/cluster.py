@@ -141,20 +141,26 @@ class Cluster:
             found["registry"] = self.registry.url
         return found
 
+    def fetch(self, on_step: Callable[[str, Step], None] = lambda name, step: None) -> None:
+        """Make sure that all could be started: there is a Java for each node, and its jars are in the cache."""
+        for node in self.nodes:
+            node.java()  # before anything is fetched in vain
+        for service in dict.fromkeys(node.service for node in self.nodes):
+            if not are_cached(service):
+                on_step(f"{service} {version_of(service)}", Step.FETCHING)
+            jars_of(service)
+
     def up(self, on_step: Callable[[str, Step], None] = lambda name, step: None) -> None:
         """Start what does not run, wait until all answers and sees the others. `on_step` is told of every step."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / "lock"):
+            self.fetch(on_step)
             self._record()
-            for service in dict.fromkeys(node.service for node in self.nodes):
-                if not are_cached(service):
-                    on_step(f"{service} {version_of(service)}", Step.FETCHING)
-                jars_of(service)
             started = [node for node in self.nodes if not _is_up(node, on_step)]
             for node in started:
                 on_step(node.name, Step.STARTING)
                 node.start()
-                if node.starts_alone:
+                if node.starts_alone and node is not started[-1]:
                     node.wait()
             for node in started:
                 node.wait()
@@ -168,10 +174,8 @@ class Cluster:
             return
         with locked(self.folder / "lock"):
             give_up_at = time.monotonic() + within_s
-            for node in self.nodes:
-                node.tell_to_stop()
-            for node in self.nodes:
-                node.stop(max(0.0, give_up_at - time.monotonic()))
+            for node, pid in [(node, node.tell_to_stop()) for node in self.nodes]:
+                node.finish(pid, max(0.0, give_up_at - time.monotonic()))
 
     def purge(self) -> None:
         """Remove all that the nodes left in the folder, and the folder if it has nothing else. They must be down."""

@@ -46,27 +46,37 @@ class Broker(Node):
         """Whether it sees all brokers."""
         return len(kafka_brokers(self.host, self.port)) == len(self._ports)
 
-    def _command(self) -> list[str]:
-        java, classpath = java_for("Kafka", JAVA_OLDEST), f"{jars_of('kafka')}/*"
+    def java(self) -> str:
+        """The path of the Java that runs it. Raises ServiceMissing."""
+        return java_for("Kafka", JAVA_OLDEST)
+
+    def _arguments(self) -> list[str]:
+        classpath = f"{jars_of('kafka')}/*"
         settings = self.folder / "server.properties"
         settings.write_text(server_properties(self._number, self._ports, self.folder / "data"), "utf-8")
         if not (self.folder / "data" / "meta.properties").exists():
-            self._format(java, classpath, settings)
+            self._format(classpath, settings)
         flags = [HEAP, "-XX:+UseSerialGC"]
         if len(self._ports) > 1:
             flags.append("-XX:TieredStopAtLevel=1")  # three compilers at once would slow each other's start down
-        return [java, *flags, "-cp", classpath, "kafka.Kafka", str(settings)]
+        return [*flags, "-cp", classpath, "kafka.Kafka", str(settings)]
 
-    def _format(self, java: str, classpath: str, settings: Path) -> None:
+    def _format(self, classpath: str, settings: Path) -> None:
         tool = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool", "format"]
-        command = [java, *tool, "-t", self._cluster_id, "-c", str(settings)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FORMAT_S)
+        command = [self.java(), *tool, "-t", self._cluster_id, "-c", str(settings)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FORMAT_S)
+        except subprocess.TimeoutExpired as error:
+            raise self._unprepared(f"did not end within {FORMAT_S:.0f} s") from error
         if done.returncode:
-            raise ServiceFailed(
-                f"{self.name}: its folder {self.folder} could not be prepared",
-                hint=f"is the disk full or read-only? If its data are not needed, remove {self.folder}",
-                log=(done.stdout + done.stderr).strip(),
-            )
+            raise self._unprepared((done.stdout + done.stderr).strip())
+
+    def _unprepared(self, said: str) -> ServiceFailed:
+        return ServiceFailed(
+            f"{self.name}: its folder {self.folder} could not be prepared",
+            hint=f"is the disk full or read-only? If its data are not needed, remove {self.folder}",
+            log=said,
+        )
 
 
 def cluster_id(folder: Path) -> str:

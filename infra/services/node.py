@@ -54,8 +54,12 @@ class Node(ABC):
         return self.answers()
 
     @abstractmethod
-    def _command(self) -> list[str]:
-        """Writes its settings, and gives the Java and the arguments that run it."""
+    def java(self) -> str:
+        """The path of the Java that runs it. Raises ServiceMissing."""
+
+    @abstractmethod
+    def _arguments(self) -> list[str]:
+        """Writes its settings, and gives the arguments of the Java that runs it."""
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -90,10 +94,10 @@ class Node(ABC):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_ports()
-        java, *arguments = self._command()
+        arguments = self._arguments()
         with contextlib.suppress(FileNotFoundError):
             os.replace(self.folder / "log", self.folder / "log.before")
-        command = ["sh", "-c", _LAUNCH, "sh", str(self.folder), java, self._mark, *arguments]
+        command = ["sh", "-c", _LAUNCH, "sh", str(self.folder), self.java(), self._mark, *arguments]
         self._child = os.posix_spawn("/bin/sh", command, os.environ, setsid=True)
 
     def wait(self, fact: Callable[[], bool] | None = None) -> None:
@@ -109,19 +113,23 @@ class Node(ABC):
 
     def stop(self, within_s: float = STOP_S) -> None:
         """Ask it to end in order; kill it after `within_s`. Nothing happens if it does not run."""
-        self.tell_to_stop()
-        if not self._is_gone(within_s):
-            self.kill()
+        self.finish(self.tell_to_stop(), within_s)
 
-    def tell_to_stop(self) -> None:
-        """Ask it to end in order, without waiting for it."""
-        self._signal(signal.SIGTERM)
+    def tell_to_stop(self) -> int | None:
+        """Ask it to end in order, without waiting for it; its pid, for `finish`."""
+        pid = self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # if it is paused it would not hear of it
+        return pid
+
+    def finish(self, pid: int | None, within_s: float) -> None:
+        """Wait until a process that was told to stop is gone; kill it after `within_s`."""
+        if pid is not None and not self._is_gone(pid, within_s):
+            self.kill()
 
     def kill(self) -> None:
         """End it as a crash would; wait until it is gone. Nothing happens if it does not run."""
-        self._signal(signal.SIGKILL)
-        if not self._is_gone(KILL_S):
+        pid = self._signal(signal.SIGKILL)
+        if pid is not None and not self._is_gone(pid, KILL_S):
             raise self._failed(f"is there {KILL_S:.0f} s after SIGKILL")
 
     def pause(self) -> None:
@@ -145,15 +153,16 @@ class Node(ABC):
                 hint="end that process, or choose other ports with --base-port and a --data folder of their own",
             )
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals) -> int | None:
         pid = self.pid
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+        return pid
 
-    def _is_gone(self, within_s: float) -> bool:
+    def _is_gone(self, pid: int, within_s: float) -> bool:
         give_up_at = time.monotonic() + within_s
-        while self.pid is not None:
+        while not has_ended(pid):
             if time.monotonic() >= give_up_at:
                 return False
             time.sleep(LOOK_EVERY_S)
@@ -187,6 +196,15 @@ def command_line(pid: int) -> str:
         except OSError:
             return ""
     return _ps(pid, "command=")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is no more. Before, it may have no arguments any longer, but still its ports."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+    except OSError:
+        state = "" if Path("/proc/self/stat").exists() else _ps(pid, "state=")
+    return state.strip()[:1] in ("", "Z", "X")
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -33,10 +33,13 @@ class RegistryNode(Node):
         """Whether it lists its subjects."""
         return http_answers(self.host, self.port, f"{PATH}/subjects")
 
-    def _command(self) -> list[str]:
-        java, jars = java_for("The schema registry", JAVA_OLDEST), jars_of("registry")
+    def java(self) -> str:
+        """The path of the Java that runs it. Raises ServiceMissing."""
+        return java_for("The schema registry", JAVA_OLDEST)
+
+    def _arguments(self) -> list[str]:
+        jars = jars_of("registry")
         return [
-            java,
             "-Xmx512m",
             "-XX:+UseSerialGC",
             f"-Dquarkus.http.host={self.host}",

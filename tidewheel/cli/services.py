@@ -18,23 +18,27 @@ from rich.text import Text
 from infra.services import BASE_PORT, PORTS_TAKEN, SIZES, Cluster, Node, ServiceError, Size, Step, recorded_size
 from tidewheel.cli.arguments import Debug, Json
 from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
+from tidewheel.cluster_settings import variable_of
 from tidewheel.terminal import console, show, span
 
+services_commands = typer.Typer(
+    help="Kafka, Cassandra and a schema registry on this machine.", invoke_without_command=True, rich_markup_mode=None
+)
 DATA_DEFAULT = Path(".tidewheel-services")
 _ANSWERS, _SILENT, _STOPPED = "answers", "silent", "stopped"
 _STYLES = {_ANSWERS: "green", _SILENT: "yellow", _STOPPED: "red"}
-_VARIABLES = {  # of the settings of our processes, by the names of `Cluster.addresses`
-    "kafka": "TIDEWHEEL_KAFKA_BOOTSTRAP",
-    "cassandra": "TIDEWHEEL_CASSANDRA_HOSTS",
-    "cassandra_port": "TIDEWHEEL_CASSANDRA_PORT",
-    "registry": "TIDEWHEEL_REGISTRY",
+_SETTINGS = {  # by the names of `Cluster.addresses`
+    "kafka": "kafka.bootstrap",
+    "cassandra": "cassandra.hosts",
+    "cassandra_port": "cassandra.port",
+    "registry": "registry",
 }
 
 Data = Annotated[Path, typer.Option(metavar="DIR", help="The folder of data, logs and process ids.")]
 Nodes = Annotated[int | None, typer.Option(metavar="N", help="Nodes: 1 or 3; 0: none.", show_default="1")]
 
 
-def up(
+def start_services(
     kafka: Nodes = None,
     cassandra: Nodes = None,
     registry: Annotated[bool, typer.Option("--registry", help="A schema registry as well; needs Java 21.")] = False,
@@ -47,10 +51,12 @@ def up(
 ) -> int:
     """Start Kafka and Cassandra in the background, wait until they answer.
 
-    What runs already is left alone. The first time their jars are fetched (by Maven, some 120 MB).
+    What runs already is left alone. The first time their jars are fetched (by Maven, some 110 MB).
     """
     with _told():
         cluster = _wanted(data, kafka, cassandra, registry, base_port)
+        if not cluster.nodes:
+            raise usage("--kafka, --cassandra", "are both 0 and there is no --registry", "at least one service")
         begun_at = time.monotonic()
         with _progress(is_silent=json) as on_step:
             cluster.up(on_step)
@@ -62,7 +68,7 @@ def up(
     return Exit.OK
 
 
-def down(
+def stop_services(
     data: Data = DATA_DEFAULT,
     purge: Annotated[bool, typer.Option("--purge", help="Remove DIR too, with all data.")] = False,
     json: Json = False,
@@ -83,7 +89,7 @@ def down(
     return Exit.OK
 
 
-def status(data: Data = DATA_DEFAULT, json: Json = False, debug: Debug = False) -> int:
+def show_services(data: Data = DATA_DEFAULT, json: Json = False, debug: Debug = False) -> int:
     """Show what `up` started and how it does. Exit code 0: all of it answers."""
     with _told():
         nodes = [_node_state(node) for node in _recorded(data).nodes]
@@ -144,6 +150,9 @@ def _told() -> Iterator[None]:
         yield
     except ServiceError as error:
         raise CommandError(str(error), kind="service", hint=error.hint) from error
+    except OSError as error:
+        hint = "is there room on the disk, and may you write there? --data names another folder"
+        raise CommandError(f"the folder of the services: {error}", kind="service", hint=hint) from error
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -180,7 +189,7 @@ def _doing(name: str, step: Step, waiting: Sequence[str]) -> Text:
 
 def _environment(cluster: Cluster) -> Padding:
     """How the processes of a cluster are told where the services are."""
-    lines = [f"export {_VARIABLES[name]}={address}" for name, address in cluster.addresses().items()]
+    lines = [f"export {variable_of(_SETTINGS[name])}={address}" for name, address in cluster.addresses().items()]
     return Padding(Text("\n".join(lines)), (1, 0, 0, 2))
 
 
