@@ -12,9 +12,10 @@ from typing import Any
 
 from scheduler.core.shard import ShardSettings
 from tidewheel import Engine, EngineSettings
+from tidewheel.leaving import leave
 from tidewheel.loading import load_app
 from tidewheel.logs import configure_logs
-from tidewheel.serving import leave, serve
+from tidewheel.serving import serve
 
 
 def main(given: dict[str, Any]) -> None:

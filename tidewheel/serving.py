@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +21,6 @@ from tidewheel.parts import process_name
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
 
-LEFTOVER_S = 1.0  # how long threads that are left at the end may take before the process ends without them
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = structlog.get_logger(__name__)
@@ -174,17 +170,3 @@ def _signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def leave(code: int) -> None:
-    """End the process with `code` if threads are left that would keep it alive; otherwise return."""
-    give_up_at = time.monotonic() + LEFTOVER_S
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
-    for thread in others:
-        thread.join(max(0.0, give_up_at - time.monotonic()))
-    left = [thread.name for thread in others if thread.is_alive()]
-    if left:
-        _log.warning("handlers did not end and are left behind", threads=left)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)

@@ -7,29 +7,47 @@ documents on stderr, one a line.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from tidewheel.cli.arguments import Debug, Json
-from tidewheel.cli.dead_letters import discard, list_dead_letters, retry, retry_all
-from tidewheel.cli.edge import Edge, Exit, print_json
-from tidewheel.cli.processes import dev, worker
-from tidewheel.cli.tasks import cancel, list_tasks, status, submit
-from tidewheel.serving import leave
-from tidewheel.terminal import console, show
+from tidewheel.cli.edge import Edge, Exit
+from tidewheel.cli.lazy import Lazy
 
 __all__ = ["cli", "main"]
-
 
 _EPILOG = (
     "Exit codes: 0 done; 1 refused, or (with --wait) not succeeded; 2 wrong usage; 3 the server cannot be reached."
 )
 
+_COMMANDS = {
+    "dev": Lazy("processes:dev", "Run a whole scheduler here, with a worker of your app."),
+    "worker": Lazy("processes:worker", "Run a worker, for a cluster or for a `tidewheel dev`."),
+    "submit": Lazy("tasks:submit", "Submit a task; it is durable when this returns."),
+    "status": Lazy("tasks:status", "Show how a task stands."),
+    "list": Lazy("tasks:list_tasks", "List tasks, newest first."),
+    "cancel": Lazy("tasks:cancel", "Stop tasks, waiting or running."),
+    "dlq": Lazy("dead_letters:dlq", "Dead letters: tasks that used up their attempts."),
+    "scheduler": Lazy("cluster:scheduler", "Run a scheduler of a cluster."),
+    "projector": Lazy("cluster:projector", "Run a projector of a cluster."),
+    "api": Lazy("cluster:api", "Run an API process of a cluster."),
+    "all": Lazy("cluster:run_all", "Run all of a cluster in this process."),
+    "topics": Lazy("topics:topics_commands", "The topics of a cluster on its brokers."),
+    "schema": Lazy("cluster:schema_commands", "The tables of the view in Cassandra."),
+    "config": Lazy("configuration:config_commands", "The settings of a cluster."),
+    "services": Lazy("services:services_commands", "Kafka and Cassandra for trials, without containers."),
+    "version": Lazy("about:version", "Show the version."),
+}
+
+
+class _Commands(Edge):
+    """The commands, each imported when it is wanted: whoever lists tasks needs no driver of Cassandra."""
+
+    lazy = _COMMANDS
+
+
 cli = typer.Typer(
-    cls=Edge,
+    cls=_Commands,
     name="tidewheel",
     help="Tidewheel, a durable task scheduler. Start one with `tidewheel dev`.",
     epilog=_EPILOG,
@@ -39,9 +57,6 @@ cli = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-dlq = typer.Typer(
-    help="Dead letters: tasks that used up their attempts.", invoke_without_command=True, rich_markup_mode=None
-)
 
 
 @cli.callback()
@@ -50,40 +65,12 @@ def _main(
     show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
     if show_version:
+        from tidewheel.cli.about import version
+
         raise typer.Exit(version())
-    _help_if_bare(context)
-
-
-@dlq.callback()
-def _help_if_bare(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(Exit.USAGE)
-
-
-def version(json: Json = False, debug: Debug = False) -> int:
-    """Show the version."""
-    from tidewheel import __version__
-
-    if json:
-        print_json({"version": __version__, "python": sys.version.partition(" ")[0]})
-    else:
-        show(console(), Text(f"tidewheel {__version__}"))
-    return Exit.OK
-
-
-cli.command(short_help="Run a whole scheduler here, with a worker of your app.")(dev)
-cli.command(short_help="Run a further worker process for a `tidewheel dev`.")(worker)
-cli.command()(submit)
-cli.command(short_help="Show how a task stands.")(status)
-cli.command("list")(list_tasks)
-cli.command(short_help="Stop tasks, waiting or running.")(cancel)
-cli.command()(version)
-cli.add_typer(dlq, name="dlq")
-dlq.command("list")(list_dead_letters)
-dlq.command("retry")(retry)
-dlq.command("retry-all")(retry_all)
-dlq.command("discard")(discard)
 
 
 def main() -> None:
@@ -91,5 +78,7 @@ def main() -> None:
     try:
         cli()
     except SystemExit as ended:
+        from tidewheel.leaving import leave
+
         leave(ended.code if isinstance(ended.code, int) else Exit.REFUSED)
         raise

@@ -14,6 +14,7 @@ from tidewheel.banner import Banner
 from tidewheel.cli.arguments import Debug, Json
 from tidewheel.cli.configuration import Config, loaded_settings, settings_error
 from tidewheel.cli.edge import CommandError, Exit, print_json
+from tidewheel.cli.lazy import group
 from tidewheel.cli.running import (
     AppName,
     LogJson,
@@ -34,10 +35,6 @@ from tidewheel.projector_child import ProjectorChildRole
 from tidewheel.roles import ApiRole, ProjectorRole, Role, SchedulerRole, WorkerRole, live_of
 from tidewheel.serving import serve_process
 from tidewheel.terminal import console, plain, show
-
-schema_commands = typer.Typer(
-    help="The tables of the view in Cassandra.", invoke_without_command=True, rich_markup_mode=None
-)
 
 HealthPort = Annotated[
     int | None,
@@ -210,4 +207,4 @@ def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-schema_commands.command("apply")(apply_schema)
+schema_commands = group("The tables of the view in Cassandra.", {"apply": apply_schema})

@@ -13,11 +13,11 @@ from rich.text import Text
 from scheduler.refusals import FieldError
 from tidewheel.cli.arguments import Debug, Json
 from tidewheel.cli.edge import CommandError, Exit, print_json
+from tidewheel.cli.lazy import group
 from tidewheel.cluster_settings import SettingsError
 from tidewheel.configuration import CONFIG_VARIABLE, Loaded, load_settings
 from tidewheel.terminal import console, plain, show
 
-config_commands = typer.Typer(help="The settings of a cluster.", invoke_without_command=True, rich_markup_mode=None)
 Config = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="Settings of the cluster, in TOML."),
@@ -65,4 +65,4 @@ def _text(value: Any) -> str:
     return plain(", ".join(value) if isinstance(value, tuple) else str(value)) or "-"
 
 
-config_commands.command("show")(show_config)
+config_commands = group("The settings of a cluster.", {"show": show_config})

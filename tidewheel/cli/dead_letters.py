@@ -10,6 +10,7 @@ from rich.text import Text
 from tidewheel.cli.arguments import All, Cursor, Debug, Json, Limit, Server, TaskIds
 from tidewheel.cli.client import LOCAL, connected_to
 from tidewheel.cli.edge import Exit, note, print_json
+from tidewheel.cli.lazy import group
 from tidewheel.cli.listing import check_limit, each, pages_of, show_pages
 from tidewheel.terminal import console, plain, show, status_text
 
@@ -75,3 +76,9 @@ def discard(task_ids: TaskIds, server: Server = LOCAL, json: Json = False, debug
             return {"task_id": task_id}
 
         return each(task_ids, act, lambda done: Text(f"✔ discarded  {done['task_id']}"), json)
+
+
+dlq = group(
+    "Dead letters: tasks that used up their attempts.",
+    {"list": list_dead_letters, "retry": retry, "retry-all": retry_all, "discard": discard},
+)

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import msgspec
 import typer
 from rich.text import Text
-from typer.core import TyperGroup
 
 from scheduler.refusals import FieldError
 from schemas.errors import TidewheelIOError
+from tidewheel.cli.lazy import LazyGroup
 from tidewheel.terminal import console, plain
 
 
@@ -46,7 +46,7 @@ class CommandError(Exception):
         self.errors, self.task_id = tuple(errors), task_id
 
 
-class Edge(TyperGroup):
+class Edge(LazyGroup):
     """All commands. Whatever goes wrong in them ends here, as one line or one JSON document."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # type: ignore[override]

@@ -18,12 +18,10 @@ from rich.text import Text
 from infra.services import BASE_PORT, PORTS_TAKEN, SIZES, Cluster, Node, ServiceError, Size, Step, recorded_size
 from tidewheel.cli.arguments import Debug, Json
 from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
+from tidewheel.cli.lazy import group
 from tidewheel.cluster_settings import variable_of
 from tidewheel.terminal import console, show, span
 
-services_commands = typer.Typer(
-    help="Kafka, Cassandra and a schema registry on this machine.", invoke_without_command=True, rich_markup_mode=None
-)
 DATA_DEFAULT = Path(".tidewheel-services")
 _ANSWERS, _SILENT, _STOPPED = "answers", "silent", "stopped"
 _STYLES = {_ANSWERS: "green", _SILENT: "yellow", _STOPPED: "red"}
@@ -202,3 +200,9 @@ def _table(nodes: Sequence[NodeState]) -> Table:
         state = Text(one.state, style=_STYLES[one.state])
         table.add_row(one.service, one.node, one.address, str(one.pid or "-"), state, memory)
     return table
+
+
+services_commands = group(
+    "Kafka, Cassandra and a schema registry on this machine.",
+    {"up": start_services, "down": stop_services, "status": show_services},
+)

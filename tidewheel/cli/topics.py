@@ -15,10 +15,10 @@ from schemas.errors import Retriable
 from tidewheel.cli.arguments import Debug, Json
 from tidewheel.cli.configuration import Config, loaded_settings, settings_error
 from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
+from tidewheel.cli.lazy import group
 from tidewheel.cluster_settings import ClusterSettings, SettingsError
 from tidewheel.terminal import console, plain, show
 
-topics_commands = typer.Typer(help="Our topics on the brokers.", invoke_without_command=True, rich_markup_mode=None)
 _MARKS = {Change.SETTING: "yellow", Change.LOSES_DATA: "bold red", Change.FIXED: "bold red"}
 
 
@@ -143,5 +143,4 @@ def _document(left: Plan, created: Sequence[WantedTopic], changed: Sequence[Diff
     }
 
 
-topics_commands.command("plan")(plan_topics)
-topics_commands.command("apply")(apply_topics)
+topics_commands = group("Our topics on the brokers.", {"plan": plan_topics, "apply": apply_topics})
