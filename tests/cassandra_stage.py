@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -49,3 +51,75 @@ def empty(view: CassandraView, settings: CassandraSettings) -> None:
     """Remove all rows."""
     for table in TABLES:
         view._session.run(f"TRUNCATE {settings.keyspace}.{table}", TIMEOUT_S)
+
+
+class Way:
+    """The way to Cassandra, which can be blocked: a listener that passes bytes on, on a port of its own."""
+
+    def __init__(self, settings: CassandraSettings) -> None:
+        self._to = (settings.hosts[0], settings.port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._is_open = True
+        self.is_deaf = False  # what the nodes answer is dropped, and the connection with it
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def block(self) -> None:
+        """End all connections, and every new one at once."""
+        with self._lock:
+            self._is_open = False
+            for pair in self._pairs:
+                _end(*pair)
+            self._pairs.clear()
+
+    def unblock(self) -> None:
+        """Let new connections pass, and answers."""
+        self.is_deaf = False
+        self._is_open = True
+
+    def close(self) -> None:
+        """Give the port back."""
+        self.block()
+        _end(self._listener)
+        self._thread.join(TIMEOUT_S)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                with self._lock:
+                    if not self._is_open:
+                        _end(client)
+                        continue
+                    node = socket.create_connection(self._to)
+                    self._pairs.append((client, node))
+                for source, target in ((client, node), (node, client)):
+                    threading.Thread(target=self._pass, args=(source, target, source is node), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):  # one of both ended
+            while data := source.recv(65_536):
+                if self.is_deaf and is_answer:
+                    break
+                target.sendall(data)
+        _end(source, target)
+
+
+@contextlib.contextmanager
+def way(settings: CassandraSettings) -> Iterator[tuple[Way, CassandraSettings]]:
+    """A way to the cluster of `settings`, and the settings that go by it."""
+    opened = Way(settings)
+    try:
+        yield opened, msgspec.structs.replace(settings, port=opened.port, request_timeout_s=3.0)
+    finally:
+        opened.close()
+
+
+def _end(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):  # it was not connected any more
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()

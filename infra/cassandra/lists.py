@@ -59,16 +59,25 @@ class Key(NamedTuple):
         return -self.newness
 
 
+class Slice(NamedTuple):
+    """A partition of a list: what of a member was created in the ten seconds from `at` on."""
+
+    family: Family
+    member: str
+    at: int
+
+
 def slice_of(created_at: int) -> int:
     """The beginning of the slice that an instant lies in."""
     return created_at - created_at % SLICE_US
 
 
-def entries_of(family: Family, member: str, created_at: int) -> tuple[Entry, ...]:
-    """What the calendar must have for a row to be found."""
-    hour, day = created_at - created_at % HOUR_US, created_at - created_at % DAY_US
+def entries_of(of: Slice) -> tuple[Entry, ...]:
+    """What the calendar must have for the slice to be found."""
+    family, member, at = of
+    hour, day = at - at % HOUR_US, at - at % DAY_US
     return (
-        Entry(f"{family.name}/slices/{day}/{member}", slice_of(created_at), ""),
+        Entry(f"{family.name}/slices/{day}/{member}", at, ""),
         Entry(f"{family.name}/days/{member}", day, ""),
         Entry(f"{family.name}/hours/{day}", hour, member),
         Entry(f"{family.name}/days", day, ""),
@@ -129,7 +138,8 @@ class Walk:
             ahead = min(ahead * 2, AHEAD_MAX)
 
     def _filters(self, wanted: TaskFilter) -> tuple[str, list[object]]:
-        conditions, values = "", []
+        conditions = ""
+        values: list[object] = []
         for name, value in (
             ("status", wanted.status),
             ("queue", None if self._is_dead else wanted.queue),

@@ -80,9 +80,7 @@ def apply_schema(settings: CassandraSettings) -> SchemaReport:
     session = Session(settings)
     try:
         keyspace = settings.keyspace
-        session.run(
-            f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {_wanted(settings)}", DDL_TIMEOUT_S
-        )
+        session.run(f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {_wanted(settings)}", DDL_TIMEOUT_S)
         session.run(_VERSIONS.format(keyspace=keyspace), DDL_TIMEOUT_S)
         before = _version(session, keyspace)
         _check_not_newer(before, keyspace)

@@ -73,9 +73,7 @@ class _Again(RetryPolicy):  # type: ignore[misc]  # of an untyped package
     def on_unavailable(self, query: Any, consistency: int, *_: Any, retry_num: int, **__: Any) -> tuple[int, Any]:
         return self._next(consistency, retry_num)
 
-    def on_request_error(
-        self, query: Any, consistency: int, error: Exception, retry_num: int
-    ) -> tuple[int, Any]:
+    def on_request_error(self, query: Any, consistency: int, error: Exception, retry_num: int) -> tuple[int, Any]:
         return self._next(consistency, retry_num)
 
     def _next(self, consistency: int, retry_num: int) -> tuple[int, Any]:
@@ -245,7 +243,9 @@ def translate(error: BaseException, settings: CassandraSettings) -> TidewheelIOE
         if isinstance(cause, AuthenticationFailed):
             return Fatal(f"Cassandra at {at} refuses the login: check username and password ({_text(cause)})")
         if isinstance(cause, Unauthorized):
-            return Fatal(f"Cassandra: the login lacks rights in keyspace {settings.keyspace}: grant them ({_text(cause)})")
+            return Fatal(
+                f"Cassandra: the login lacks rights in keyspace {settings.keyspace}: grant them ({_text(cause)})"
+            )
         if isinstance(cause, InvalidRequest | SyntaxException):
             return _refused(cause, settings)
         if "certificate verify failed" in str(cause).lower():
@@ -253,9 +253,10 @@ def translate(error: BaseException, settings: CassandraSettings) -> TidewheelIOE
                 f"Cassandra at {at} has a certificate that is not trusted: check ca_file and verify_hostname "
                 f"({_text(cause)})"
             )
-    return Retriable(next((advice for cause in causes if (advice := _advice(cause))), None) or (
-        f"no node of Cassandra answers at {at}: check that it runs and is reachable ({_text(error)})"
-    ))
+    advice = next((advice for cause in causes if (advice := _advice(cause, at))), None)
+    return Retriable(
+        advice or f"no node of Cassandra answers at {at}: check that it runs and is reachable ({_text(error)})"
+    )
 
 
 def _causes(error: BaseException) -> list[BaseException]:
@@ -264,7 +265,7 @@ def _causes(error: BaseException) -> list[BaseException]:
     return [error, *(cause for cause in told if isinstance(cause, BaseException))]
 
 
-def _advice(error: BaseException) -> str | None:
+def _advice(error: BaseException, at: str) -> str | None:
     """What to do about an error that may pass; None: nobody answered."""
     if isinstance(error, Unavailable):
         return (
@@ -275,8 +276,8 @@ def _advice(error: BaseException) -> str | None:
         return "Cassandra met too many expired rows: ask for a narrower time (created_from, created_to)"
     if isinstance(error, OperationTimedOut | Timeout):
         return (
-            "Cassandra did not answer within the time, and may have done it or not; it is repeated. If that goes on, "
-            f"look at its load, its compactions and its log ({type(error).__name__}: {_text(error)})"
+            f"Cassandra at {at} did not answer within the time, and may have done it or not: it is repeated. If that "
+            f"goes on, check that it runs, and look at its load and its log ({type(error).__name__}: {_text(error)})"
         )
     if isinstance(error, CoordinationFailure | ErrorMessage):
         return f"Cassandra failed to do it now; its log says why ({_text(error)})"

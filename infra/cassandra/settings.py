@@ -31,7 +31,7 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the view in Cassandra. ValueError on construction: one of them cannot be.
 
     `replication` is the number of copies by datacenter; empty means `replication_factor` in `datacenter`. With
-    `is_simple_strategy` it is `replication_factor` wherever the ring leads. TLS is used if `is_tls`, or a file is named.
+    `is_simple_strategy` it is `replication_factor` wherever the ring leads. TLS is used if `is_tls` or with a file.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.1",)
@@ -91,5 +91,7 @@ def tls_of(settings: CassandraSettings) -> ssl.SSLContext | None:
             context.load_cert_chain(settings.certificate_file, settings.key_file, settings.key_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         named = ", ".join(file for file in (*files, settings.key_file) if file)
-        raise Fatal(f"Cassandra's TLS files cannot be used ({named}): {error}; check paths, rights, PEM format") from error
+        raise Fatal(
+            f"Cassandra's TLS files cannot be used ({named}): {error}; check paths, rights, PEM format"
+        ) from error
     return context

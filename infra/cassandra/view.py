@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from infra.cassandra.lists import Key, Reading, Walk, cursor_of, parse_cursor
+from infra.cassandra.lists import Key, Reading, Slice, Walk, cursor_of, parse_cursor
 from infra.cassandra.rows import ATTEMPT_COLUMNS, TASK_COLUMNS, Life, life_of, row_of
 from infra.cassandra.schema import check_schema
 from infra.cassandra.session import Answer, Session
@@ -48,7 +48,7 @@ class CassandraView:
         self._write_lock = threading.Lock()
         self._applied: dict[int, int] = {}  # next offsets, as this process wrote or found them
         self._lives = _Lives()
-        self._listed: OrderedDict[object, int] = OrderedDict()
+        self._listed: OrderedDict[Slice, int] = OrderedDict()
         self._session = Session(settings)
         try:
             check_schema(self._session, settings.keyspace)
@@ -183,7 +183,7 @@ _COUNTED_AT_ONCE = 500
 
 
 class _Lives:
-    """What is remembered of the tasks of each partition that live; those that were not heard of for longest go first."""
+    """What is remembered of the tasks of each partition that live; those not heard of for longest go first."""
 
     def __init__(self) -> None:
         self._lives: OrderedDict[tuple[int, str], Life] = OrderedDict()
@@ -215,7 +215,7 @@ class _Lives:
             self._bytes -= life.size()
 
 
-def _remember(what: OrderedDict[object, int], news: Mapping[object, int], size_max: int) -> None:
+def _remember(what: OrderedDict[Slice, int], news: Mapping[Slice, int], size_max: int) -> None:
     for key, value in news.items():
         what[key] = max(value, what.pop(key, 0))
     while len(what) > size_max:

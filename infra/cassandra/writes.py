@@ -1,4 +1,4 @@
-"""What an `apply` writes. Statements are made here, all of them before the first is sent.
+"""What an `apply` writes. All of it is known before the first statement is sent.
 
 **Timestamps.** A batch says what its tasks are at `next_offset` of their partition, which is the timestamp of all its
 cells. Whoever writes the same tasks from other batches (a second projector, a replay) writes the same values at the
@@ -15,11 +15,11 @@ unset.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cassandra.query import UNSET_VALUE
 
-from infra.cassandra.lists import BY_TENANT, DAY_US, DEAD_BY_QUEUE, Entry, Family, entries_of, slice_of
+from infra.cassandra.lists import BY_TENANT, DAY_US, DEAD_BY_QUEUE, Entry, Family, Slice, entries_of, slice_of
 from infra.cassandra.rows import (
     ATTEMPT_COLUMNS,
     ATTEMPT_DEFAULTS,
@@ -40,8 +40,9 @@ ATTEMPTS_SHOWN_MAX = 100  # newest attempts that a row shows; of a live task up 
 # found by its id, and in lists again from its next event on. Without a bound lists would walk through ages of nothing.
 LISTED_US = 366 * DAY_US
 _RENEWED_EVERY_US = 32 * DAY_US  # so that an entry is written once, and not for every task
-BATCH_ROWS_MAX = 10  # of several partitions; of more Cassandra warns (unlogged_batch_across_partitions_warn_threshold)
-BATCH_BYTES_MAX = 3_500  # of several partitions; with what a row costs below batch_size_warn_threshold, 5 KiB
+BATCH_KEYS_MAX = 10  # of several partitions; of more Cassandra warns (unlogged_batch_across_partitions_warn_threshold)
+BATCH_BYTES_MAX = 5_000  # of several partitions; of more Cassandra warns (batch_size_warn_threshold, 5 KiB)
+CELL_BYTES = 20  # counted by Cassandra for a cell beside its value, at most
 SLICE_ROWS_MAX = 100  # of one partition, which is one mutation however many there are
 _UNSET: Any = UNSET_VALUE
 
@@ -82,18 +83,41 @@ class Writing:
         self.position = insert("positions", ("topic", "partition", *Position._fields))
 
 
+class _Write(NamedTuple):
+    """A statement with its values. It is bound when it is sent: the node has work in the meantime."""
+
+    statement: Statement
+    values: tuple[Any, ...]
+
+    def bound(self) -> Statement:
+        """What can be sent."""
+        return self.statement.bind(self.values)
+
+
+class _Batch:
+    """Rows of several partitions that go out together."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+        self.keys = self.size = 0
+
+    def add(self, statements: Sequence[Statement], size: int) -> None:
+        """All of one partition."""
+        self.statements += statements
+        self.keys += 1
+        self.size += size
+
+
 class Writes:
     """The writes of one batch of changes. Nothing is sent by this class."""
 
-    def __init__(
-        self, to: Writing, timestamp: int, now_us: int, ttl_s: int, lives: Mapping[str, Life]
-    ) -> None:
+    def __init__(self, to: Writing, timestamp: int, now_us: int, ttl_s: int, lives: Mapping[str, Life]) -> None:
         """`lives` has the tasks of all changes but the new ones, as the rows are before."""
         self.lives: dict[str, Life] = dict(lives)  # as they are afterwards
         self._to, self._timestamp, self._now_us, self._ttl_s = to, timestamp, now_us, ttl_s
-        self._rows: list[list[Statement]] = []  # by task: all of one partition key
-        self._lists: dict[tuple[Family, str, int], list[Statement]] = {}
-        self._until: dict[tuple[Family, str, int], int] = {}
+        self._rows: list[list[_Write]] = []  # by task: all of one partition key
+        self._lists: dict[Slice, list[_Write]] = {}
+        self._until: dict[Slice, int] = {}
 
     def add(self, change: TaskChange) -> None:
         """A change, after those added before. One of a task that never began is left out. TypeError: no such column."""
@@ -119,52 +143,48 @@ class Writes:
         self._bury(task_id, None if old is None else old.dead_in, life, ttl_s)
         self.lives[task_id] = life
 
-    def lists(self, known: Mapping[tuple[Family, str, int], int]) -> Iterator[Statement]:
+    def lists(self, known: Mapping[Slice, int]) -> Iterator[Statement]:
         """Batches of list rows, and of the calendar's entries but for those `known` to be there for as long."""
-        for statements in self._lists.values():
-            for begin in range(0, len(statements), SLICE_ROWS_MAX):
-                yield batch_of(statements[begin : begin + SLICE_ROWS_MAX])
+        for writes in self._lists.values():
+            for begin in range(0, len(writes), SLICE_ROWS_MAX):
+                yield batch_of([write.bound() for write in writes[begin : begin + SLICE_ROWS_MAX]])
         entries: dict[Entry, int] = {}
         for of, until in self._until.items():
             if until > known.get(of, 0):
-                for entry in entries_of(*of):
+                for entry in entries_of(of):
                     entries[entry] = max(until, entries.get(entry, 0))
         for entry, until in entries.items():
             left_s = (until - self._now_us) // 1_000_000
             if left_s > 0:
                 yield self._to.entry.bind((*entry, until, left_s if left_s <= TTL_S_MAX else 0))
 
-    def listed(self) -> Mapping[tuple[Family, str, int], int]:
+    def listed(self) -> Mapping[Slice, int]:
         """Until when the calendar leads to what was written, by list and slice."""
         return self._until
 
     def rows(self, session: Session) -> Iterator[Statement]:
         """Batches of tasks and attempts that the same node keeps; a large task alone."""
-        open_batches: dict[object, list[Statement]] = {}
-        sizes: dict[object, int] = {}
+        open_batches: dict[object, _Batch] = {}
         is_one_node = session.is_one_node()
-        for statements in self._rows:
+        for writes in self._rows:
+            statements = [write.bound() for write in writes]
             replica = None if is_one_node else session.replica(statements[0].routing_key)
+            batch = open_batches.setdefault(replica, _Batch())
             size = sum(map(_size, statements))
-            batch = open_batches.setdefault(replica, [])
-            if batch and (len(batch) + len(statements) > BATCH_ROWS_MAX or sizes[replica] + size > BATCH_BYTES_MAX):
-                yield batch_of(batch)
-                batch = open_batches[replica] = []
-                sizes[replica] = 0
-            batch += statements
-            sizes[replica] = sizes.get(replica, 0) + size
-        yield from map(batch_of, open_batches.values())
+            if batch.keys == BATCH_KEYS_MAX or (batch.keys and batch.size + size > BATCH_BYTES_MAX):
+                yield batch_of(batch.statements)
+                batch = open_batches[replica] = _Batch()
+            batch.add(statements, size)
+        yield from (batch_of(batch.statements) for batch in open_batches.values())
 
-    def _task(
-        self, task_id: str, before: Life, life: Life, named: Mapping[str, Any], ttl_s: int
-    ) -> Statement:
+    def _task(self, task_id: str, before: Life, life: Life, named: Mapping[str, Any], ttl_s: int) -> _Write:
         values = [task_id, life.created_at, *[_UNSET] * len(TASK_DEFAULTS)]
         _set(values, _TASK_AT, before.columns, life.columns, named, TASK_DEFAULTS)
-        return self._to.task.bind((*values, self._timestamp, ttl_s))
+        return _Write(self._to.task, (*values, self._timestamp, ttl_s))
 
     def _attempts(
         self, task_id: str, before: Life, life: Life, change: TaskChange, is_whole: bool, ttl_s: int
-    ) -> Iterator[Statement]:
+    ) -> Iterator[_Write]:
         for number in life.attempts if is_whole else change.attempts:
             columns = life.attempts.get(number)
             if columns is None:  # it is too old to be kept
@@ -172,10 +192,10 @@ class Writes:
             values = [task_id, life.created_at, number, *[_UNSET] * len(ATTEMPT_DEFAULTS)]
             named = columns if is_whole else change.attempts[number]
             _set(values, _ATTEMPT_AT, before.attempts.get(number, {}), columns, named, ATTEMPT_DEFAULTS)
-            yield self._to.attempt.bind((*values, self._timestamp, ttl_s))
+            yield _Write(self._to.attempt, (*values, self._timestamp, ttl_s))
         kept_from = _kept_from(change.attempts)
         if kept_from > 1:
-            yield self._to.trim.bind((self._timestamp, task_id, life.created_at, kept_from - 1))
+            yield _Write(self._to.trim, (self._timestamp, task_id, life.created_at, kept_from - 1))
 
     def _bury(self, task_id: str, before: str | None, life: Life, ttl_s: int) -> None:
         """Keep the dead letters in step."""
@@ -183,24 +203,23 @@ class Writes:
         if after is not None:
             self._enlist(DEAD_BY_QUEUE, after, task_id, life, _LISTED, ttl_s)
         if before is not None and before != after:
-            of = (DEAD_BY_QUEUE, before, slice_of(life.created_at))
-            revive = self._to.revive.bind((self._timestamp, before, of[2], life.created_at, task_id))
+            of = Slice(DEAD_BY_QUEUE, before, slice_of(life.created_at))
+            revive = _Write(self._to.revive, (self._timestamp, before, of.at, life.created_at, task_id))
             self._lists.setdefault(of, []).append(revive)
 
-    def _enlist(
-        self, family: Family, member: str, task_id: str, life: Life, named: Sequence[str], ttl_s: int
-    ) -> None:
-        of = (family, member, slice_of(life.created_at))
+    def _enlist(self, family: Family, member: str, task_id: str, life: Life, named: Sequence[str], ttl_s: int) -> None:
+        of = Slice(family, member, slice_of(life.created_at))
         spec, status = life.spec, life.columns["status"]
         shown = (status, spec.queue, spec.task_type, spec.priority) if named is _LISTED else (status, *[_UNSET] * 3)
-        row = self._to.listed[family].bind((member, of[2], life.created_at, task_id, *shown, self._timestamp, ttl_s))
+        values = (member, of.at, life.created_at, task_id, *shown, self._timestamp, ttl_s)
+        row = _Write(self._to.listed[family], values)
         self._lists.setdefault(of, []).append(row)
         newest = max(life.columns["updated_at"], life.columns.get("next_run_at", 0))
         until = newest + self._ttl_s * 1_000_000 + LISTED_US
         self._until[of] = max(self._until.get(of, 0), until - until % -_RENEWED_EVERY_US)
 
     def _left_s(self, life: Life) -> int:
-        ended_at = life.columns.get("completed_at", life.columns["updated_at"])
+        ended_at: int = life.columns.get("completed_at") or life.columns["updated_at"]
         return max(1, self._ttl_s - max(0, self._now_us - ended_at) // 1_000_000)
 
 
@@ -242,4 +261,4 @@ def _set(
 
 
 def _size(statement: Statement) -> int:
-    return sum(len(value) for value in statement.values if value is not _UNSET and value is not None)
+    return sum(len(value) + CELL_BYTES for value in statement.values if value is not _UNSET and value is not None)
