@@ -62,7 +62,7 @@ CANCEL_GRACE_MS = 10_000  # what a cancelled handler gets before its process is 
 TEXT_MAX = 255  # characters: these travel with every ready record, which must not outgrow what a broker takes
 CLASS_NAMES_MAX, CLASS_NAME_MAX = 64, 256
 REASON_MAX = 1_024  # characters of why a task is cancelled
-COUNT_MAX = 1 << 40  # of events or attempts of a task that an operator brings back: room for more of them
+COUNT_MAX = 1 << 40  # of events or attempts of a task that an operator brings back, and of offsets: room for more
 BACKSTOP_US = 10_000_000  # how much later than the worker the shard itself ends an attempt: its clock may differ
 
 Known = Task | EndedTask | None
@@ -244,9 +244,8 @@ def decide_redrive(known: Known, request: RedriveTask, is_view_ahead: bool, now:
 
 def _shown_problem(shown: Task, now: int) -> str | None:
     """What is wrong with a task that the shard had forgotten and takes from the request; never, if the view gave it."""
-    counts = (shown.version, shown.attempt, shown.snooze_count)
-    if any(not 0 <= count < COUNT_MAX for count in counts):
-        return f"version, attempt and snooze_count must be counts below {COUNT_MAX}"
+    if problem := _count_problem(shown):
+        return problem
     submission = SubmitTask(
         request_id="",
         spec=shown.spec,
@@ -258,11 +257,20 @@ def _shown_problem(shown: Task, now: int) -> str | None:
     return problem_of(submission, now)
 
 
+def _count_problem(shown: Task) -> str | None:
+    if not is_name(shown.task_id):
+        return f"task_id must be {NAME_RULE}"
+    if any(not 0 <= count < COUNT_MAX for count in (shown.version, shown.attempt, shown.snooze_count)):
+        return f"version, attempt and snooze_count must be counts below {COUNT_MAX}"
+    return None
+
+
 def decide_discard(known: Known, request: DiscardTask, is_view_ahead: bool) -> Decision:
     """Give a dead task up for good, if it still stands as the view showed it."""
-    if not is_name(request.task.task_id):
-        return _refused(Outcome.INVALID, f"task_id must be {NAME_RULE}")
-    return _refuse_ended(known, request.task, {Status.DEAD}, is_view_ahead) or Decision(TaskDiscarded())
+    refusal = _refuse_ended(known, request.task, {Status.DEAD}, is_view_ahead)
+    if refusal is None and (problem := _count_problem(request.task)):
+        refusal = _refused(Outcome.INVALID, problem)
+    return refusal or Decision(TaskDiscarded())
 
 
 def _refuse_ended(known: Known, shown: Task, allowed: set[Status], is_view_ahead: bool) -> Decision | None:

@@ -321,7 +321,8 @@ class Shard:
     def handle_forwarded(self, forwarded: ForwardedRequest, request: Request, source: Source, now: int) -> Effects:
         """Decide the request that another shard sent here. It is not sent on; a copy of it changes nothing."""
         partition, offset = forwarded.partition, forwarded.offset
-        if not (0 <= partition < self._settings.shards and partition != self.shard and offset >= 0):
+        is_another = 0 <= partition < self._settings.shards and partition != self.shard
+        if not (is_another and 0 <= offset < decisions.COUNT_MAX):
             return self.refuse(source, f"no request can be forwarded here from [{partition}] offset {offset}", now)
         source = source._replace(
             key=forwarded.key, value=forwarded.value, origin=Origin(partition=partition, offset=offset)

@@ -27,6 +27,8 @@ from schemas.messages import (
     AttemptCheckpointed,
     AttemptStarted,
     CancelTask,
+    DiscardTask,
+    ForwardedRequest,
     Priority,
     RedriveTask,
     RequestForwarded,
@@ -47,6 +49,8 @@ from tests.unit.test_registry import Registry, served
 CODEC = Codec.builtin()
 FOREIGN, LATE = 77, 78  # ids of a registry
 
+SHARDS = 3
+
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 
@@ -60,6 +64,11 @@ def submission(task_id: str | None, *, reply_to: int | None = None, **spec: Any)
         spec=TaskSpec(**{"task_type": "t", **spec}),
     )
     return CODEC.encode(request)
+
+
+def at_home(shard: int) -> str:
+    """A task id of the shard."""
+    return next(name for n in range(99) if shard_of(name := f"task-{n}", SHARDS) == shard)
 
 
 def under(schema_id: int, value: bytes) -> bytes:
@@ -235,15 +244,27 @@ def test_a_checkpoint_of_an_attempt_that_is_too_large_is_not_kept(engine: str) -
         assert isinstance(known, Task) and known.status is Status.RUNNING and known.checkpoint is None
 
 
-def test_an_operators_request_that_no_view_can_have_given_is_refused(engine: str) -> None:
-    shown = Task(
-        task_id="forged", spec=TaskSpec(task_type="t"), status=Status.DEAD, version=2**62, created_at=0, updated_at=0
-    )
+@pytest.mark.parametrize("request_type", [RedriveTask, DiscardTask])
+@pytest.mark.parametrize("forged", [{"version": 2**63 - 1}, {"snooze_count": 2**63 - 1}, {"task_id": "no name"}])
+def test_an_operators_request_that_no_view_can_have_given_is_refused(
+    engine: str, request_type: type[RedriveTask] | type[DiscardTask], forged: dict[str, Any]
+) -> None:
+    fields = {"task_id": "forged", "version": 9, **forged}
+    shown = Task(spec=TaskSpec(task_type="t"), status=Status.DEAD, created_at=0, updated_at=0, **fields)
     with staged(engine) as stage:
-        value = CODEC.encode(RedriveTask(request_id="r", task=shown, view_offset=2**60))
+        value = CODEC.encode(request_type(request_id="r", task=shown, view_offset=2**60))
         stage.write(TASK_REQUESTS, 0, (None, value))
         (found,) = stage.invalid(1)
-        assert found.value == value and "version" in found.reason
+        assert found.value == value and next(iter(forged)) in found.reason
+
+
+@pytest.mark.parametrize(("partition", "offset"), [(0, 5), (3, 5), (-1, 5), (1, -1), (1, 2**63 - 1)])
+def test_what_claims_to_be_forwarded_from_nowhere_is_refused(engine: str, partition: int, offset: int) -> None:
+    forged = ForwardedRequest(task_id="a", partition=partition, offset=offset, value=submission(at_home(0)))
+    with staged(engine, shards=SHARDS) as stage:
+        (place,) = stage.write(TASK_REQUESTS, 0, (b"key", CODEC.encode(forged)))
+        (found,) = stage.invalid(1)
+        assert (found.partition, found.offset, found.value) == (0, place, CODEC.encode(forged))
 
 
 def _newer() -> dict[str, Any]:
@@ -298,13 +319,6 @@ def test_old_and_new_producers_write_side_by_side(engine: str) -> None:
 
 
 # --- the wrong partition ----------------------------------------------------------------------------------------------
-
-SHARDS = 3
-
-
-def at_home(shard: int) -> str:
-    """A task id of the shard."""
-    return next(name for n in range(99) if shard_of(name := f"task-{n}", SHARDS) == shard)
 
 
 def forwards(stage: TopicsStage) -> int:

@@ -51,8 +51,9 @@ def aimed(message: Any, shard: Shard, task_id: str, number: int) -> Any:
     if isinstance(message, WorkerHeartbeat):
         return replace(message, worker_id="w")
     if isinstance(message, RedriveTask | DiscardTask):
-        spec = acceptable(message.task.spec, number)
-        shown = replace(message.task, task_id=task_id, status=Status.DEAD, version=version, attempt=attempt, spec=spec)
+        shown = replace(message.task, task_id=task_id, status=Status.DEAD, spec=acceptable(message.task.spec, number))
+        if number > 1:
+            shown = replace(shown, version=version, attempt=attempt)
         return replace(message, task=shown, view_offset=2**40)
     if isinstance(message, SubmitTask):
         return replace(message, task_id=task_id, spec=acceptable(message.spec, number))
@@ -90,7 +91,7 @@ class Step(NamedTuple):
 STEPS = st.builds(
     Step,
     st.one_of([strategy(of) for of in (*REQUESTS, *REPORTS, SubmitTask, AttemptStarted)]),
-    st.sampled_from((None, "a", "a", "b.c", "b.c")),
+    st.sampled_from((None, "a", "a", "b.c", "b.c", "forgotten")),
     st.integers(1, 6),
     st.sampled_from((0, 1_000, 10**9, 10**14)),
 )
@@ -109,7 +110,7 @@ def written(shard: Shard, effects: Effects, offset: int, now: int) -> None:
         CODEC.encode(ready)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(STEPS, min_size=1, max_size=30))
 def test_every_input_is_decided_and_what_follows_can_be_written(steps: list[Step]) -> None:
     shard, now = Shard(0, ShardSettings(), Random(1)), NOW
