@@ -15,11 +15,10 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
-from prometheus_client.registry import Collector
 
 from scheduler.api.health import PartHealth
 from schemas.errors import Fatal, TidewheelIOError
@@ -30,6 +29,9 @@ from tidewheel.logs import LogStyle, apply_style, style
 from tidewheel.metrics import ViewMetrics
 from tidewheel.parts import Parts
 from tidewheel.roles import ProjectorRole, Role, Shared
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 WORD_S = 1.0  # between two words of the child
 WATCH_S = 0.25  # between looks at the child

@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from random import Random, SystemRandom
-from typing import Any, ClassVar, NamedTuple
-
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from infra.cassandra import CassandraView
 from infra.kafka.log import KafkaLog
@@ -44,6 +42,9 @@ from tidewheel.parts import Parts
 from tidewheel.watched import WatchedLog
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 START_S = 60.0  # until a part that is connected works
 LAG_EVERY_S = 1.0  # between looks at how far the view is behind
