@@ -22,7 +22,7 @@ from infra.services.registry import RegistryNode
 BASE_PORT = 19000  # not where these services are found by default, so that a user's own are left alone
 PORTS_TAKEN = 100  # all ports of a cluster are in base_port … base_port + 99
 SIZES = (0, 1, 3)  # two nodes are no more available than one
-_CASSANDRA, _STORAGE, _REGISTRY, _KAFKA, _CONTROLLER = 42, 70, 81, 92, 95  # from base_port
+_CASSANDRA, _STORAGE, _REGISTRY, _MANAGEMENT, _KAFKA, _CONTROLLER = 42, 70, 81, 82, 92, 95  # from base_port
 _RECORD = "services.json"
 
 
@@ -112,7 +112,8 @@ class Cluster:
         self.cassandra = Cassandra(
             tuple(CassandraNode(self.folder, n + 1, cassandra, native, storage) for n in range(cassandra)), native
         )
-        self.registry = RegistryNode(self.folder, base_port + _REGISTRY) if registry else None
+        registry_ports = base_port + _REGISTRY, base_port + _MANAGEMENT
+        self.registry = RegistryNode(self.folder, *registry_ports) if registry else None
 
     @classmethod
     def recorded(cls, folder: Path) -> Cluster | None:

@@ -199,12 +199,13 @@ def command_line(pid: int) -> str:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is no more. Before, it may have no arguments any longer, but still its ports."""
+    """Whether a process is no more. A dying one has no arguments any longer, but still its ports."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+        after_name = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:
-        state = "" if Path("/proc/self/stat").exists() else _ps(pid, "state=")
-    return state.strip()[:1] in ("", "Z", "X")
+        return Path("/proc/self/stat").exists() or _ps(pid, "state=").strip()[:1] in ("", "Z")
+    state, threads = after_name[0], int(after_name[17])
+    return state in ("Z", "X") and threads <= 1  # its first thread may be done before the others are
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -20,9 +20,15 @@ class RegistryNode(Node):
     service: ClassVar[str] = "registry"
     ready_s: ClassVar[float] = 90.0
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, management_port: int) -> None:
         """`folder` is that of all services."""
         super().__init__("registry", folder / "registry", HOST, port)
+        self._management_port = management_port
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """For clients, and for health and metrics of its own."""
+        return self.port, self._management_port
 
     @property
     def url(self) -> str:
@@ -44,6 +50,8 @@ class RegistryNode(Node):
             "-XX:+UseSerialGC",
             f"-Dquarkus.http.host={self.host}",
             f"-Dquarkus.http.port={self.port}",
+            f"-Dquarkus.management.host={self.host}",
+            f"-Dquarkus.management.port={self._management_port}",
             "-Dapicurio.storage.kind=sql",
             "-Dapicurio.storage.sql.kind=h2",
             f"-Dapicurio.datasource.url=jdbc:h2:file:{self.folder}/content",

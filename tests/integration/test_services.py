@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests import services
 from tests.harness import eventually, notes
 
 ROOT = Path(__file__).resolve().parents[2]
+LISTENING = "0A"  # the state in /proc/net/tcp
 RUN_S = 300.0  # a whole command or run, with what it has to fetch
 
 # One after the other: three nodes of anything are enough for a small machine.
@@ -104,6 +107,33 @@ def test_three_nodes_of_cassandra_are_one_cluster() -> None:
         assert first.answers()
         cluster.up()
         assert cassandra_answers(second.host, second.port, insert, CONSISTENCY_ALL)
+
+
+@pytest.mark.service("kafka")
+@pytest.mark.service("cassandra")
+@pytest.mark.service("registry")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="who listens where is read from /proc")
+def test_services_listen_on_their_own_ports_of_the_loopback_alone() -> None:
+    with services.own_cluster(kafka=1, cassandra=1, registry=True) as cluster:
+        for node in cluster.nodes:
+            assert node.pid is not None
+            assert listening(node.pid) == {(node.host, port) for port in node.ports}
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Where a process listens: address and port."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text("ascii").splitlines()[1:]:
+            columns = line.split()
+            if columns[3] == LISTENING and f"socket:[{columns[9]}]" in sockets:
+                address, _, port = columns[1].partition(":")
+                found.add((str(ip_address(int(address[-8:], 16).to_bytes(4, sys.byteorder))), int(port, 16)))
+    return found
 
 
 @pytest.mark.service("registry")

@@ -267,7 +267,7 @@ def test_sizes_that_are_not_possible_are_refused(wrong: dict[str, int], tmp_path
 def test_nodes_have_ports_of_their_own() -> None:
     cluster = Cluster(Path("x"), kafka=3, cassandra=3, registry=True, base_port=20_000)
     taken = [(node.host, port) for node in cluster.nodes for port in node.ports]
-    assert len(set(taken)) == len(taken) == 13
+    assert len(set(taken)) == len(taken) == 14
     assert all(20_000 <= port < 20_100 for _, port in taken)
     assert cluster.addresses() == {
         "kafka": "127.0.0.1:20092,127.0.0.1:20093,127.0.0.1:20094",
