@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -142,8 +142,9 @@ class Api:
 class Child:
     """A process that says in its first line, in JSON, that it is ready; it can be killed, and started again."""
 
-    def __init__(self, command: list[str], stderr: Path) -> None:
-        self._command, self._stderr = command, stderr
+    def __init__(self, command: list[str], stderr: Path, environ: Mapping[str, str] | None = None) -> None:
+        """`environ` is added to this process's."""
+        self._command, self._stderr, self._environ = command, stderr, dict(environ or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -164,7 +165,11 @@ class Child:
         self._stderr.parent.mkdir(parents=True, exist_ok=True)
         with open(self._stderr, "ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._command], stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                [sys.executable, "-m", *self._command],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=os.environ | self._environ,
             )
         try:
             self._on_ready(json.loads(self._first_line()))
@@ -292,12 +297,16 @@ def _stored(read: Callable[[TopicPartition, int, int], Iterable[Record]]) -> lis
     for shard in range(SHARDS):
         offset = 0
         while records := list(read(TopicPartition(TASK_EVENTS, shard), offset, 1_000)):
-            for record in records:
-                event = _codec.decode(record.value or b"")
-                assert isinstance(event, Event)
-                found.append(Stored(shard, record.offset, event))
+            found += [stored(record) for record in records]
             offset = records[-1].offset + 1
     return found
+
+
+def stored(record: Record) -> Stored:
+    """The event that a record of `task-events` holds."""
+    event = _codec.decode(record.value or b"")
+    assert isinstance(event, Event)
+    return Stored(record.partition, record.offset, event)
 
 
 class History:

@@ -32,7 +32,7 @@ from infra.kafka.fetching import QUERY_S, Fetcher, KafkaMember, KafkaReader
 from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure_topic
-from infra.topics import TopicCatalog
+from infra.topics import ENVELOPE_BYTES, RECORD_BYTES_MAX, TopicCatalog
 from scheduler.ports import Entry, OnAck, TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 
@@ -53,6 +53,7 @@ _PRODUCING: dict[str, Any] = {
     "acks": "all",
     "max.in.flight.requests.per.connection": 1,
     "message.timeout.ms": 0,
+    "message.max.bytes": RECORD_BYTES_MAX + ENVELOPE_BYTES,
     "linger.ms": 0,  # what piles up while a request is on its way goes with the next one
     "queue.buffering.max.messages": 2 * UNACKNOWLEDGED_MAX,
     "queue.buffering.max.kbytes": 2 * UNACKNOWLEDGED_BYTES_MAX // 1024,

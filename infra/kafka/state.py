@@ -22,8 +22,9 @@ from infra.kafka.errors import translate, translated
 from infra.kafka.fetching import FETCHING, QUERY_S, within
 from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
-from infra.topics import SHARD_STATE
+from infra.topics import ENVELOPE_BYTES, RECORD_BYTES_MAX
 from schemas.errors import Fatal, Fenced, Retriable, TidewheelIOError
+from schemas.topics import SHARD_STATE
 
 THREADS = 4  # that fence and commit; a transaction takes 30 to 100 ms, of which nearly all is waiting
 COMMITS_MAX = 64  # begun and not done, for each shard
@@ -194,6 +195,7 @@ class KafkaStateStore:
                 "client.id": f"shard-state-{shard}",
                 "transactional.id": self._names.physical(f"shard-{shard}"),
                 "transaction.timeout.ms": 60_000,
+                "message.max.bytes": RECORD_BYTES_MAX + ENVELOPE_BYTES,
                 "compression.type": "lz4",
             }
         )

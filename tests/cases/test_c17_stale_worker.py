@@ -39,7 +39,7 @@ from schemas.topics import WORKER_SIGNALS
 from tests.cases.shard_stage import ShardStage
 from tests.harness import Api, eventually, history, live_in, report, running
 from tidewheel import Engine
-from tidewheel.embedded import _process_name
+from tidewheel.parts import process_name
 
 QUICK = ShardSettings(worker_timeout_us=200_000)
 ERROR = TaskError(kind=ErrorKind.RAISED, type="ValueError", message="too late")
@@ -136,8 +136,7 @@ def test_what_a_stale_worker_says_changes_nothing(engine: Engine, api: Api, name
 
 
 def test_names_are_unique_to_each_start_of_a_process() -> None:
-    rng = Random(17)
-    names = {_process_name(rng) for _ in range(1_000)}
+    names = {process_name() for _ in range(1_000)}
     assert len(names) == 1_000
 
 

@@ -33,7 +33,7 @@ class Node:
     def __init__(self, engine: Engine, partition: int) -> None:
         self.gateway = Gateway(engine.broker.connect(), Codec.builtin(), shards=SHARDS, partition=partition)
         self.service = TaskService(
-            self.gateway, engine.view, engine.service._live, clock=engine.clock, random_bits=engine._rng.getrandbits
+            self.gateway, engine.view, engine.service._live, clock=engine.clock, random_bits=engine.service._random_bits
         )
         self.gateway.start()
 

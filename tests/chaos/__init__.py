@@ -1,0 +1,1 @@
+"""Real services, real processes, and what may happen to them."""
