@@ -42,6 +42,7 @@ class ApiServer:
         *,
         health: Callable[[], Health],
         metrics: CollectorRegistry,
+        readiness: Callable[[], Health] | None = None,
     ) -> None:
         """Listen, and return once it answers; `port` is then the real one. Fatal: the port cannot be had."""
         import uvicorn  # with the API's framework half of the time of `import tidewheel`, which workers do not need
@@ -55,6 +56,7 @@ class ApiServer:
             schema_answer=schema_registry.answer,
             metrics=metrics,
             version=__version__,
+            readiness=readiness,
         )
         listener = listen(self.host, self.port, "--port")
         config = uvicorn.Config(api, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)

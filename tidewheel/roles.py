@@ -256,6 +256,7 @@ class ApiRole(Role):
             self._service,
             health=lambda: Health(parts=(self.liveness(self._stalled_s),)),
             metrics=registry_of(*self.collectors()),
+            readiness=lambda: Health(parts=(self.readiness(self._stalled_s),)),
         )
         if self._app is not None:
             self._app.use(LocalBackend(self._service))

@@ -91,8 +91,12 @@ def create_api(
     schema_answer: SchemaAnswer,
     metrics: CollectorRegistry,
     version: str = "0",
+    readiness: Callable[[], Health] | None = None,
 ) -> FastAPI:
-    """The API over a service. `health` and `schema_answer` answer at once; `metrics` is what /metrics shows."""
+    """The API over a service. `health`, `readiness` and `schema_answer` answer at once; /metrics shows `metrics`.
+
+    Without `readiness` a process that is well is ready.
+    """
     app = FastAPI(
         title="tidewheel",
         version=version,
@@ -103,7 +107,7 @@ def create_api(
     app.include_router(_change_routes(service))
     app.include_router(_list_routes(service))
     app.include_router(_dead_letter_routes(service))
-    app.include_router(_operating_routes(health, metrics))
+    app.include_router(_operating_routes(health, readiness or health, metrics))
     app.include_router(_schema_routes(schema_answer))
     app.add_middleware(Guard)
     app.add_exception_handler(Refused, _on_refused)
@@ -322,13 +326,21 @@ def _dead_letter_routes(service: TaskService) -> APIRouter:
 # --- operating --------------------------------------------------------------------------------------------------------
 
 
-def _operating_routes(health: Callable[[], Health], metrics: CollectorRegistry) -> APIRouter:
+def _operating_routes(
+    health: Callable[[], Health], readiness: Callable[[], Health], metrics: CollectorRegistry
+) -> APIRouter:
     routes = APIRouter(tags=["operating"])
 
     @routes.get("/healthz", **documented(answers={200: HealthView, 503: HealthView}, problems=()))
     async def healthz() -> Response:
         """200 while every part makes progress; 503 with the reasons otherwise."""
         view = health_view(health())
+        return _json(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
+
+    @routes.get("/readyz", **documented(answers={200: HealthView, 503: HealthView}, problems=()))
+    async def readyz() -> Response:
+        """Whether the process does its work now; one that does not should be sent nothing."""
+        view = health_view(readiness())
         return _json(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
 
     @routes.get("/metrics", response_class=Response)

@@ -135,7 +135,7 @@ def test_four_processes_are_a_scheduler(tmp_path: Path) -> None:
             task_id = api.submit("served.double", {"n": 21})
             found = eventually(lambda: t if _is_done(t := _shown(api, task_id)) else None, "its end in the view")
             assert (found["result"], found["worker_id"]) == (42, worker.facts["worker_id"])
-            assert api("GET", "/healthz").status_code == 200
+            assert api("GET", "/healthz").status_code == api("GET", "/readyz").status_code == 200
         eventually(lambda: projector.metric("tidewheel_view_lag_events") == 0, "the view has caught up")
         for process in processes:
             assert process.asked("/healthz").status_code == 200
