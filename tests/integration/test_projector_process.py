@@ -103,7 +103,7 @@ def test_its_death_is_the_end_of_the_engine_which_starts_again_without_a_loss(tm
         eventually(lambda: all(engine.view.task(task_id) for task_id in ids), "all of them were shown")
 
 
-def test_signals_of_the_terminal_or_the_service_manager_are_left_to_the_engine(tmp_path: Path) -> None:
+def test_signals_for_the_whole_service_are_left_to_the_engine(tmp_path: Path) -> None:
     with running(app, tmp_path) as engine:
         child = the_projector(engine)
         for number in (signal.SIGINT, signal.SIGTERM):
