@@ -9,6 +9,7 @@ speculation: a page of a list is many small reads, and twice as many would make 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -59,6 +60,18 @@ _FAILURES = (
     UnresolvableContactPoints,
     OSError,
 )
+
+
+class _ButBatches(logging.Filter):
+    """Drops what Cassandra says of the size of each batch: it is intended, and docs/CASSANDRA.md says what to set."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record of the driver is worth a line."""
+        text = record.getMessage()
+        return not (text.startswith("Server warning: ") and ("Batch for" in text or "batch covering" in text))
+
+
+logging.getLogger("cassandra.protocol").addFilter(_ButBatches())
 
 
 class _Again(RetryPolicy):  # type: ignore[misc]  # of an untyped package

@@ -40,8 +40,10 @@ ATTEMPTS_SHOWN_MAX = 100  # newest attempts that a row shows; of a live task up 
 # found by its id, and in lists again from its next event on. Without a bound lists would walk through ages of nothing.
 LISTED_US = 366 * DAY_US
 _RENEWED_EVERY_US = 32 * DAY_US  # so that an entry is written once, and not for every task
-BATCH_KEYS_MAX = 10  # of several partitions; of more Cassandra warns (unlogged_batch_across_partitions_warn_threshold)
-BATCH_BYTES_MAX = 5_000  # of several partitions; of more Cassandra warns (batch_size_warn_threshold, 5 KiB)
+# Of several partitions. A request costs far more than a row: with batches below the 5 KiB and 10 partitions at which
+# Cassandra warns, half as many tasks a second were written. It refuses 50 KiB (batch_size_fail_threshold).
+BATCH_KEYS_MAX = 25
+BATCH_BYTES_MAX = 24_000
 CELL_BYTES = 20  # counted by Cassandra for a cell beside its value, at most
 SLICE_ROWS_MAX = 100  # of one partition, which is one mutation however many there are
 _UNSET: Any = UNSET_VALUE
