@@ -11,6 +11,7 @@ from infra.services.node import Node
 from infra.services.probes import CONSISTENCY_ALL, CONSISTENCY_ONE, cassandra_answers
 
 JAVA = 17  # the only version that Cassandra 5.0 supports and that the flags are for
+RING_DELAY_MS = 10_000  # a node gives up its start if the others are silent for about so long; they may be busy
 FLAGS = Path(__file__).with_name("cassandra-jvm17.options")
 _OF_ITSELF = "SELECT key FROM system.local"
 # Kept three times: with consistency ALL it is readable only if this node sees three that are up.
@@ -70,6 +71,7 @@ class CassandraNode(Node):
             "-Xms256m",
             "-Xmx768m" if self._of == 1 else "-Xmx512m",
             "-XX:+UseSerialGC",
+            f"-Dcassandra.ring_delay_ms={RING_DELAY_MS if self._of > 1 else 0}",
             f"-Dcassandra.storagedir={self.folder}",
             f"-javaagent:{agent}",
             "-cp",
