@@ -312,6 +312,11 @@ def test_secrets_are_shown_nowhere() -> None:
     problems({**environ, "TIDEWHEEL_REGISTRY": f"ftp://u:{SECRET}@registry"})
 
 
+def test_a_secret_in_a_property_of_the_wrong_type_is_not_told(file: Path) -> None:
+    file.write_text(f'[kafka.properties]\n"sasl.password" = ["{SECRET}"]\n')
+    assert HIDDEN in problems(file=file)["kafka.properties"].message
+
+
 def test_a_password_file_that_went_away_is_named(file: Path) -> None:
     file.write_text(SECRET)
     environ = {
