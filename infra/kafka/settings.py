@@ -11,7 +11,8 @@ DEFAULT_PREFIX = "tidewheel."
 # is found within a second: the defaults are 30 s to connect, 60 s for an answer and 10 s between tries.
 _CLIENT: Mapping[str, object] = {
     "client.id": "tidewheel",
-    "log_level": 4,  # warnings and worse
+    # What goes wrong with a connection is told to `error_cb` too: in the log it would be 20 lines a second per client.
+    "log_level": 2,
     "statistics.interval.ms": 0,
     "socket.keepalive.enable": True,
     "socket.connection.setup.timeout.ms": 10_000,
