@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,17 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import api, projection, scheduler_loss, start_latency, throughput, timer_accuracy, waiting
+from benchmarks import (
+    api,
+    cluster,
+    on_kafka,
+    projection,
+    scheduler_loss,
+    start_latency,
+    throughput,
+    timer_accuracy,
+    waiting,
+)
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Options, Say, Spread, combine
 from benchmarks.engine_process import quieten
 from benchmarks.machine import filesystem, versions
@@ -24,9 +36,10 @@ from benchmarks.stage import PAYLOAD_BYTES, fresh_folder
 from tidewheel import EngineSettings
 
 ENGINES = ("embedded", "kafka")
-BENCHMARKS: Mapping[str, Benchmark[Any]] = {
-    module.BENCHMARK.name: module.BENCHMARK
-    for module in (start_latency, throughput, timer_accuracy, waiting, scheduler_loss, api, projection)
+_EMBEDDED = (start_latency, throughput, timer_accuracy, waiting, scheduler_loss, api, projection)
+BENCHMARKS: Mapping[str, Mapping[str, Benchmark[Any]]] = {
+    "embedded": {module.BENCHMARK.name: module.BENCHMARK for module in _EMBEDDED},
+    "kafka": {benchmark.name: benchmark for benchmark in on_kafka.BENCHMARKS},
 }
 
 
@@ -72,18 +85,15 @@ class Report:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run as the arguments say; the code to exit with."""
-    given = vars(_parser().parse_args(arguments))
+    given = vars(_parser(_engine_of(arguments)).parse_args(arguments))
     name, engine, is_json = given.pop("name"), given.pop("engine"), given.pop("json")
-    if engine == "kafka":
-        print("the Kafka engine cannot be measured: it does not exist yet; use --engine embedded", file=sys.stderr)
-        return 2
     quieten()
     errors = Console(stderr=True, highlight=False, markup=False)
     say: Say = errors.print if name == "all" or not is_json else lambda text: None
     try:
         if name == "all":
             return _all(engine, is_json, say, **given)
-        benchmark = BENCHMARKS[name]
+        benchmark = BENCHMARKS[engine][name]
         report = run(benchmark, msgspec.convert(given, benchmark.options), say, engine=engine)
     except msgspec.ValidationError as error:
         print(f"an option is not allowed: {error}", file=sys.stderr)
@@ -96,6 +106,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         Console().print(report.as_table())
     return 0
+
+
+@contextmanager
+def _services(engine: str, data: str) -> Iterator[None]:
+    """Kafka and Cassandra for all benchmarks of a page, each of which is a process of its own."""
+    if engine == "embedded":
+        yield
+        return
+    with cluster.services(cluster.ClusterOptions(data=data)) as addresses:
+        before = {name: os.environ.get(name) for name in addresses}
+        os.environ.update(addresses)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _first_reason(error: Exception) -> str:
@@ -128,8 +154,9 @@ def run(benchmark: Benchmark[Any], options: Options, say: Say, *, engine: str = 
 
 
 def _all(engine: str, is_json: bool, say: Say, *, short: bool, output: Path, data: str) -> int:
-    outcomes = run_all(engine=engine, is_short=short, say=say)
-    output.write_text(page(outcomes, is_short=short, folder=Path(data)), encoding="utf-8")
+    with _services(engine, data):
+        outcomes = run_all(engine=engine, is_short=short, say=say)
+    output.write_text(page(outcomes, is_short=short, folder=Path(data), engine=engine), encoding="utf-8")
     say(f"written to {output}")
     if is_json:
         print(msgspec.json.encode([outcome.found for outcome in outcomes]).decode())
@@ -139,18 +166,26 @@ def _all(engine: str, is_json: bool, say: Say, *, short: bool, output: Path, dat
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def _engine_of(arguments: Sequence[str] | None) -> str:
+    """The engine that is named: it says which benchmarks there are, and which options they have."""
+    only = argparse.ArgumentParser(add_help=False)
+    only.add_argument("--engine", default=ENGINES[0])
+    engine: str = only.parse_known_args(arguments)[0].engine
+    return engine if engine in ENGINES else ENGINES[0]
+
+
+def _parser(engine: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure what the project claims.")
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for benchmark in BENCHMARKS.values():
+    for benchmark in BENCHMARKS[engine].values():
         one = names.add_parser(benchmark.name, help=benchmark.summary)
         _add_common(one)
         for option, type_ in get_type_hints(benchmark.options, include_extras=True).items():
             _add_option(one, benchmark.options, option, type_)
-    every = names.add_parser("all", help="all of them; writes benchmarks/RESULTS.md")
+    every = names.add_parser("all", help=f"all of them; writes {RESULTS[engine].name}")
     _add_common(every)
     every.add_argument("--short", action="store_true", help="a minute or two instead of a quarter of an hour")
-    every.add_argument("--output", type=Path, default=RESULTS, help="where the page goes")
+    every.add_argument("--output", type=Path, default=RESULTS[engine], help="where the page goes")
     every.add_argument("--data", default=".data/benchmarks", help="a folder on the disk that is described there")
     return parser
 

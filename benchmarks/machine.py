@@ -81,6 +81,11 @@ def processor_s() -> float:
     return time.process_time() + sum(_cpu_ticks(child) for child in _family()[1:]) / ticks
 
 
+def processor_s_of(process: int) -> float:
+    """Processor time of another process and its live children since they began; 0 if it has ended."""
+    return sum(_cpu_ticks(one) for one in _family(process)) / os.sysconf("SC_CLK_TCK")
+
+
 def rss_mb() -> float:
     """Memory of the family that is in RAM now, in MB (10⁶ bytes). NotImplementedError: not on this system."""
     return _status_mb("VmRSS")
@@ -109,9 +114,9 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _family() -> list[int]:
-    """This process, then its live children and theirs."""
-    found = [os.getpid()]
+def _family(process: int | None = None) -> list[int]:
+    """A process, by default this one, then its live children and theirs."""
+    found = [os.getpid() if process is None else process]
     for one in found:
         for line in (line for path in Path(f"/proc/{one}/task").glob("*/children") for line in _lines(path)):
             found += map(int, line.split())

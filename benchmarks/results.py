@@ -17,7 +17,10 @@ from benchmarks.contract import Say
 from benchmarks.machine import machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = Path(__file__).with_name("RESULTS.md")
+RESULTS = {
+    "embedded": Path(__file__).with_name("RESULTS.md"),
+    "kafka": Path(__file__).with_name("RESULTS-kafka.md"),
+}
 RUN_S = 1_800.0  # for one benchmark; the longest takes a few minutes
 
 
@@ -69,9 +72,17 @@ class Outcome:
 NONE = 0.0
 STARTS = (Goal("missing", at_most=NONE), Goal("duplicates", at_most=NONE), Goal("early", at_most=NONE))
 _START_LATENCY = (Goal("p50_ms", at_most=1.5), Goal("p99_ms", at_most=6.0), *STARTS)
+_THROUGHPUT_SHOWN = (
+    "submit_per_s",
+    "log_bytes_per_task",
+    "cpu_us_per_task",
+    "submit_cpu_us",
+    "scheduler_cpu_us",
+    "worker_cpu_us",
+)
 _START_SHOWN = ("max_ms", "from_intended_p99_ms", "accept_p50_ms", "accept_p99_ms", "cpu_us_per_task")
 
-CASES = (
+_EMBEDDED = (
     Case(
         "start_latency",
         "From submission to start, at 50 tasks a second",
@@ -163,6 +174,68 @@ CASES = (
     ),
 )
 
+_KAFKA = (
+    *(
+        Case(
+            "start_latency",
+            f"From submission to start, at {rate} tasks a second",
+            f"--rate {rate} --seconds 6",
+            f"--rate {rate} --seconds 60 --repeats 3",
+            (*goals, *STARTS),
+            _START_SHOWN,
+            f"start p50 / p99 ms at {rate}/s",
+        )
+        for rate, goals in ((50, ()), (500, (Goal("p50_ms", at_most=3.0), Goal("p99_ms", at_most=12.0))))
+    ),
+    Case(
+        "throughput",
+        "Tasks a second, from submission to success, without a projector",
+        "--tasks 20000 --projectors 0",
+        "--tasks 100000 --projectors 0 --repeats 3",
+        (Goal("tasks_per_s", at_least=6_000.0), *STARTS),
+        _THROUGHPUT_SHOWN,
+        "tasks/s",
+    ),
+    Case(
+        "throughput",
+        "The same with two schedulers",
+        "--tasks 20000 --projectors 0 --schedulers 2",
+        "--tasks 100000 --projectors 0 --schedulers 2 --repeats 3",
+        STARTS,
+        ("tasks_per_s", *_THROUGHPUT_SHOWN),
+    ),
+    Case(
+        "throughput",
+        "The same with projection to Cassandra",
+        "--tasks 20000",
+        "--tasks 100000 --repeats 3",
+        (Goal("visible_per_s", at_least=3_000.0), *STARTS),
+        ("tasks_per_s", *_THROUGHPUT_SHOWN, "projector_cpu_us"),
+    ),
+    Case(
+        "projection",
+        "How far the view lags, at 1,000 tasks a second",
+        "--rate 1000 --seconds 5",
+        "--rate 1000 --seconds 30 --repeats 3",
+        (Goal("lag_p99_ms", at_most=500.0), *STARTS),
+        ("lag_p50_ms", "lag_max_ms", "cpu_us_per_task"),
+    ),
+    Case(
+        "takeover",
+        "Schedulers that end under load, at 500 tasks a second",
+        "--rounds 1",
+        "--rounds 10",
+        (
+            Goal("killed_first_start_s_max", at_most=10.0),
+            Goal("stopped_first_start_s_max", at_most=2.0),
+            Goal("lost", at_most=NONE),
+            Goal("decided_twice", at_most=NONE),
+        ),
+        ("killed_first_start_s_p50", "stopped_first_start_s_p50", "stop_s_max", "acknowledged", "duplicates"),
+    ),
+)
+CASES: Mapping[str, Sequence[Case]] = {"embedded": _EMBEDDED, "kafka": _KAFKA}
+
 # Measured on a machine with 2 cores that all parts shared. Gaps of less than a factor of 2 are noise.
 _COLUMNS = ("tasks/s", "start p50 / p99 ms at 50/s", "start p50 / p99 ms at 500/s", "timers p50 / p99 ms")
 _PEERS = (
@@ -177,9 +250,10 @@ _PEERS = (
 PEERS = {column: {row[0]: row[number] for row in _PEERS} for number, column in enumerate(_COLUMNS, start=1)}
 
 
-def run_all(*, engine: str, is_short: bool, say: Say, cases: Sequence[Case] = CASES) -> list[Outcome]:
-    """Run the cases; one that fails does not stop the others."""
+def run_all(*, engine: str, is_short: bool, say: Say, cases: Sequence[Case] | None = None) -> list[Outcome]:
+    """Run the cases, by default all of the engine; one that fails does not stop the others."""
     outcomes = []
+    cases = CASES[engine] if cases is None else cases
     for number, case in enumerate(cases, start=1):
         command = f"{case.benchmark} --engine {engine} {case.short if is_short else case.full}".strip()
         say(f"[{number}/{len(cases)}] {command}")
@@ -209,16 +283,33 @@ def _headline(outcome: Outcome) -> str:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def page(outcomes: Sequence[Outcome], *, is_short: bool, folder: Path) -> str:
+def page(outcomes: Sequence[Outcome], *, is_short: bool, folder: Path, engine: str = "embedded") -> str:
     """The results as Markdown."""
-    parts = [_head(is_short, folder), *map(_section, outcomes)]
+    parts = [_head(is_short, folder, engine), *map(_section, outcomes)]
     return "\n\n".join(parts) + "\n"
 
 
-def _head(is_short: bool, folder: Path) -> str:
+_ABOUT = {
+    "embedded": (
+        "Each benchmark runs the engine as users get it: `with app.embedded(folder)`, files on disk, nothing "
+        "acknowledged\nbefore it is there. The handler is a no-op with a payload of 200 bytes unless said otherwise. "
+        "Submitters, HTTP\nclients and the engine share the cores; `cpu_us_per_task` counts all processes of the "
+        "engine, in microseconds."
+    ),
+    "kafka": (
+        "Each benchmark runs processes as operators start them (`tidewheel scheduler`, `worker`, `projector`) over a "
+        "real\nKafka and a real Cassandra. Brokers, database, all processes and the load share the cores. The handler "
+        "is a no-op\nwith a payload of 200 bytes. `…_cpu_us` is the processor time for a task of one kind of process, "
+        "in microseconds,\n`cpu_us_per_task` their sum; brokers and database are not in it."
+    ),
+}
+
+
+def _head(is_short: bool, folder: Path, engine: str) -> str:
     about = machine(folder)
     form = "the short form: it shows the order of magnitude" if is_short else "the full form"
-    command = "make bench" if is_short else "python -m benchmarks all"
+    option = "" if engine == "embedded" else f" --engine {engine}"
+    command = "make bench" if is_short and not option else f"python -m benchmarks all{option}"
     return f"""# Results
 
 Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}, {form}. Do not edit.
@@ -229,10 +320,8 @@ Written by `{command}` on {datetime.now(UTC):%Y-%m-%d}, {form}. Do not edit.
 | disk | {about["filesystem"]}, one fsync of 4 KiB takes {about["fsync_ms"]} ms |
 | versions | {", ".join(f"{name} {number}" for name, number in versions().items())} |
 
-Each benchmark runs the engine as users get it: `with app.embedded(folder)`, files on disk, nothing acknowledged before
-it is there. The handler is a no-op with a payload of 200 bytes unless said otherwise. Submitters, HTTP clients and the
-engine share the cores; `cpu_us_per_task` counts the whole process with the engine, in microseconds. Latencies count
-from the call of `asubmit` under an open load; `from_intended_…` from the instant at which it should have been called.
+{_ABOUT[engine]} Latencies count from the call of `asubmit`
+under an open load; `from_intended_…` from the instant at which it should have been called.
 What the figures mean is in the docstring of each module of `benchmarks/`. To repeat one, use the command beside it;
 add `--json` to get it as an object with all settings."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,8 @@ from msgspec import Meta
 from benchmarks.contract import Benchmark, Figures, Options, Say, quantiles
 from benchmarks.load import open_loop
 from benchmarks.machine import processor_s
-from benchmarks.stage import Stage, running
+from benchmarks.shared_starts import SharedStarts
+from benchmarks.stage import Noop, Starts, running
 
 
 class StartLatencyOptions(Options, frozen=True, kw_only=True):
@@ -43,23 +45,23 @@ class StartLatency(Figures, frozen=True, kw_only=True):
     accept_p99_ms: float
 
 
-class _Submissions:
+class Submissions:
     """The instants of all submissions, by index: `time.perf_counter_ns`."""
 
-    def __init__(self, stage: Stage, total: int, warm_up: int) -> None:
+    def __init__(self, noop: Noop, blob: str, total: int, warm_up: int, processor_s: Callable[[], float]) -> None:
         self.intended_ns = array("q", bytes(8 * total))
         self.begun_ns = array("q", bytes(8 * total))
         self.accepted_ns = array("q", bytes(8 * total))
         self.cpu_begun_s = 0.0
-        self._stage, self._warm_up = stage, warm_up
+        self._noop, self._blob, self._warm_up, self._processor_s = noop, blob, warm_up, processor_s
 
     async def submit(self, index: int, intended_ns: int) -> None:
         """Submit one task."""
         if index == self._warm_up:
-            self.cpu_begun_s = processor_s()
+            self.cpu_begun_s = self._processor_s()
         self.intended_ns[index] = intended_ns
         self.begun_ns[index] = time.perf_counter_ns()
-        await self._stage.noop.asubmit(index, self._stage.blob)
+        await self._noop.asubmit(index, self._blob)
         self.accepted_ns[index] = time.perf_counter_ns()
 
 
@@ -69,11 +71,19 @@ def measure(options: StartLatencyOptions, folder: Path, say: Say) -> StartLatenc
     total = warm_up + count
     say(f"{count} tasks at {options.rate:g} a second, after {warm_up} to warm up")
     with running(folder, total, shards=options.shards) as stage:
-        done = _Submissions(stage, total, warm_up)
+        done = Submissions(stage.noop, stage.blob, total, warm_up, processor_s)
         asyncio.run(open_loop(total, options.rate, done.submit, say))
         stage.starts.wait_for(total)
         cpu_s = processor_s() - done.cpu_begun_s
-    starts = stage.starts  # complete only now: until the engine stopped, a task might have been started again
+    # Starts are complete only now: until the engine stopped, a task might have been started again.
+    return figures_of(done, stage.starts, warm_up, total, cpu_s)
+
+
+def figures_of(
+    done: Submissions, starts: Starts | SharedStarts, warm_up: int, total: int, cpu_s: float
+) -> StartLatency:
+    """What the instants of submissions and starts come to, without those of the warm-up."""
+    count = total - warm_up
     timed = [index for index in range(warm_up, total) if starts.first_ns[index]]
     from_begun = quantiles(starts.first_ns[index] - done.begun_ns[index] for index in timed)
     from_intended = quantiles(starts.first_ns[index] - done.intended_ns[index] for index in timed)

@@ -73,11 +73,6 @@ def test_without_json_it_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "10 tasks at 50 a second" in shown.err
 
 
-def test_the_kafka_engine_is_not_there_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["throughput", "--engine", "kafka"]) == 2
-    assert "not exist yet" in capsys.readouterr().err
-
-
 def test_an_option_that_is_not_allowed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["start_latency", "--rate", "-1"]) == 2
     error = capsys.readouterr().err
@@ -147,24 +142,29 @@ def test_the_audit_finds_what_was_decided_twice_or_never(tmp_path: Path) -> None
 # --- the page of results ----------------------------------------------------------------------------------------------
 
 
-def figures_of(benchmark: str) -> type[Figures]:
-    returned: type[Figures] = get_type_hints(BENCHMARKS[benchmark].run)["return"]
+def figures_of(engine: str, benchmark: str) -> type[Figures]:
+    returned: type[Figures] = get_type_hints(BENCHMARKS[engine][benchmark].run)["return"]
     return returned
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_the_page_asks_for_options_and_figures_that_exist(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("engine", "case"), [(engine, case) for engine, cases in CASES.items() for case in cases], ids=str
+)
+def test_the_page_asks_for_options_and_figures_that_exist(engine: str, case: Case) -> None:
     for options in (case.short, case.full):
-        _parser().parse_args([case.benchmark, *options.split()])
+        _parser(engine).parse_args([case.benchmark, *options.split()])
     shown = {goal.figure for goal in case.goals} | set(case.shown)
-    assert shown <= set(figures_of(case.benchmark).__struct_fields__)
+    assert shown <= set(figures_of(engine, case.benchmark).__struct_fields__)
 
 
 def test_the_page_shows_what_was_met_what_was_missed_and_what_failed(tmp_path: Path) -> None:
     found: dict[str, Any] = dict.fromkeys(Throughput.__struct_fields__, 0)
     found |= {"tasks_per_s": 5_000.0, "submit_alone_per_s": 7_999.0, "noise": {"tasks_per_s": {"min": 1, "max": 9_000}}}
-    case = next(case for case in CASES if case.benchmark == "throughput")
-    outcomes = [Outcome(case, "throughput", found), Outcome(CASES[0], "start_latency", failure="failed with code 1")]
+    case = next(case for case in CASES["embedded"] if case.benchmark == "throughput")
+    outcomes = [
+        Outcome(case, "throughput", found),
+        Outcome(CASES["embedded"][0], "start_latency", failure="failed with code 1"),
+    ]
     text = page(outcomes, is_short=True, folder=tmp_path)
     assert "| tasks_per_s | ≥ 4,000 | 5,000 (1 to 9,000) | met |" in text
     assert "| submit_alone_per_s | ≥ 8,000 | 7,999 | **missed** |" in text
