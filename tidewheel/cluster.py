@@ -17,10 +17,9 @@ from typing import TypeVar
 import structlog
 
 from infra.kafka.topics import TopicAdmin
-from infra.topics import TopicCatalog
 from scheduler.api.health import Health, PartHealth
-from schemas.errors import Fatal, Retriable
-from schemas.topics import SHARD_STATE, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
+from schemas.errors import Retriable
+from tidewheel.brokers import BrokerWatch, check_topics
 from tidewheel.clock import SteadyClock
 from tidewheel.cluster_settings import ClusterSettings
 from tidewheel.codecs import codec_of
@@ -30,11 +29,9 @@ from tidewheel.parts import Parts, process_name
 from tidewheel.roles import Role, Shared
 from tidewheel.tuning import tuned
 
-PROBE_S = 2.0  # for the first question to the brokers; a signal is noticed after it
 RETRY_S = 1.0  # between tries to reach what is not there at the start
 REPEAT_LOG_S = 10.0  # between two lines that say so
 JOIN_S = 15.0  # how long one part may take to stop
-PER_SHARD = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS, SHARD_STATE)
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +56,7 @@ class Node:
         self._parts = Parts("process")
         self._files = ExitStack()
         self._started: list[Role] = []
+        self._brokers: BrokerWatch | None = None
         self._waits_for: str | None = "it is being started"
         self._abandoned = threading.Event()
         self.operating: OperatingServer | None = None
@@ -72,6 +70,8 @@ class Node:
             self._listen()
             give_up_at = time.monotonic() + self.settings.startup_timeout_s
             shared = self._reach("start", self._share, give_up_at)
+            self._brokers = shared.brokers
+            self._parts.run("brokers", partial(shared.brokers.run, self._parts.stopping))
             for role in self.roles:
                 self._reach(role.name, partial(role.connect, shared), give_up_at)
                 self._started.append(role)
@@ -150,11 +150,12 @@ class Node:
     def _share(self) -> Shared:
         settings = self.settings
         kafka, catalog = settings.of_kafka(), settings.catalog()
-        check_topics(TopicAdmin(kafka), catalog)
+        admin = TopicAdmin(kafka)
+        check_topics(admin, catalog)
         with ExitStack() as files:
             codec = codec_of(settings.registry, files)
             self._files.push(files.pop_all())
-        return Shared(settings, kafka, catalog, codec, SteadyClock(), Random(), self.name)
+        return Shared(settings, kafka, catalog, BrokerWatch(admin), codec, SteadyClock(), Random(), self.name)
 
     # --- health ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +175,8 @@ class Node:
     def readiness(self) -> Health:
         """Whether all roles do their work now."""
         parts = [role.readiness(self.settings.health.stalled_s) for role in tuple(self._started)]
+        if self._brokers is not None:
+            parts.append(self._brokers.readiness())
         if self._waits_for is not None:
             parts.append(PartHealth(name="start", is_ok=False, detail=self._waits_for))
         if self._parts.stopping.is_set():
@@ -182,18 +185,3 @@ class Node:
 
     def _metrics(self) -> bytes:
         return exposition(registry_of(*(one for role in tuple(self._started) for one in role.collectors())))
-
-
-def check_topics(admin: TopicAdmin, catalog: TopicCatalog) -> None:
-    """Retriable: topics are missing, or no broker answers. Fatal: there are not as many shards as we think."""
-    counts = admin.partition_counts(PROBE_S)
-    wanted = {f"{admin.prefix}{spec.name}": spec for spec in catalog if not spec.is_prefix}
-    missing = sorted(wanted.keys() - counts.keys())
-    if missing:
-        raise Retriable(f"topics are missing ({', '.join(missing)}): run `tidewheel topics apply`")
-    for name, spec in wanted.items():
-        if spec.name in PER_SHARD and counts[name] != spec.partitions:
-            raise Fatal(
-                f"{name} has {counts[name]} partitions, and shards is {spec.partitions}: the number is fixed for the "
-                f"life of a cluster; set shards={counts[name]}, or another kafka.prefix for another cluster"
-            )

@@ -27,6 +27,7 @@ from tidewheel.api_server import PART as API_PART
 from tidewheel.api_server import ApiServer
 from tidewheel.app import App
 from tidewheel.backend import LocalBackend
+from tidewheel.brokers import BrokerWatch
 from tidewheel.clock import SteadyClock
 from tidewheel.cluster_settings import ClusterSettings
 from tidewheel.live import NoShards, ShardsHere
@@ -58,6 +59,7 @@ class Shared(NamedTuple):
     settings: ClusterSettings
     kafka: KafkaSettings
     catalog: TopicCatalog
+    brokers: BrokerWatch
     codec: Codec
     clock: SteadyClock
     rng: Random
@@ -246,6 +248,7 @@ class ApiRole(Role):
         files.callback(self._service.close)
         self.server = ApiServer(settings.api.host, settings.api.port)
         self._stalled_s = settings.health.stalled_s
+        self._brokers = shared.brokers
 
     def start(self, parts: Parts) -> None:
         """Read replies, then answer requests."""
@@ -256,7 +259,7 @@ class ApiRole(Role):
             self._service,
             health=lambda: Health(parts=(self.liveness(self._stalled_s),)),
             metrics=registry_of(*self.collectors()),
-            readiness=lambda: Health(parts=(self.readiness(self._stalled_s),)),
+            readiness=lambda: Health(parts=(self.readiness(self._stalled_s), self._brokers.readiness())),
         )
         if self._app is not None:
             self._app.use(LocalBackend(self._service))

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from infra.kafka.settings import KafkaSettings
 from tests.cassandra_stage import TIMEOUT_S, session
 from tests.harness import Api, Child, eventually
-from tests.services import cassandra_address, kafka_bootstrap
+from tests.services import cassandra_address, kafka_bootstrap, own_cluster
 from tidewheel.configuration import load_settings
 
 pytestmark = [pytest.mark.service("kafka"), pytest.mark.service("cassandra")]
@@ -242,6 +242,21 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_without_brokers_a_process_is_alive_and_not_ready_until_they_are_back(tmp_path: Path) -> None:
+    with own_cluster(kafka=1) as services, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", services.kafka.bootstrap)
+        patch.setenv("TIDEWHEEL_HEALTH_PORT", "0")
+        assert tidewheel("topics", "apply").code == 0
+        with Process(tmp_path, "scheduler") as scheduler:
+            eventually(scheduler.is_ready, "it is ready")
+            services.down()
+            eventually(lambda: "kafka: Kafka: no broker of" in scheduler.asked("/readyz").text, "it is not ready")
+            assert scheduler.asked("/healthz").status_code == 200
+            services.up()
+            eventually(scheduler.is_ready, "it is ready again")
+            scheduler.stop()
 
 
 # --- what keeps them from starting ------------------------------------------------------------------------------------
