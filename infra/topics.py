@@ -14,13 +14,13 @@ from enum import StrEnum
 from schemas.errors import Fatal
 from schemas.topics import (
     REPLIES,
+    SHARD_STATE,
     TASK_EVENTS,
     TASK_REPORTS,
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
     WORKER_SIGNALS,
 )
-from schemas.topics import SHARD_STATE as SHARD_STATE
 
 READY_PREFIX = "ready."
 READY_PARTITIONS = 4  # workers of a queue that can share one priority

@@ -267,6 +267,9 @@ class View(Protocol):
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if no event of it was applied yet."""
 
+    def rows(self, task_ids: Iterable[str]) -> Mapping[str, TaskRow]:
+        """The rows of several tasks by their ids, as `task` gives them; without those that it does not have."""
+
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""
 

@@ -58,6 +58,7 @@ POLL_S = 0.5  # longest wait for events before a stop is noticed
 # and the projector does not get in the way of those who are just about to start the task. It grows with the load.
 LINGER_S, LINGER_S_MAX = 0.005, 0.05
 LINGER_FULL = 60  # events of one step that make it wait the longest
+LAG_EVERY_S = 1.0  # how often a projector without news makes sure that there are none
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
 # An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
@@ -261,7 +262,7 @@ class Projector:
         self._known: OrderedDict[str, Known] = OrderedDict()
         self._taken: Sequence[Record] = ()  # kept until it is applied, whatever fails
         self._monotonic = monotonic
-        self._moved_at = monotonic()
+        self._moved_at = self._lag_at = monotonic()
         self._member = log.member(GROUP, [topic]) if partitions is None else None
         self._source: Reader | Member = self._member or log.reader()
         if partitions is not None:
@@ -317,13 +318,20 @@ class Projector:
         for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition):
             self._apply(partition, list(of_partition))
         self._taken = ()
-        if records or not self.lag():
-            self._moved_at = self._monotonic()
+        self._note_progress(bool(records))
         return len(records)
 
     def close(self) -> None:
         """Stop reading; the connection and the view belong to whoever made them."""
         self._source.close()
+
+    def _note_progress(self, has_moved: bool) -> None:
+        now = self._monotonic()
+        if not has_moved and now >= self._lag_at:  # a question to the log for each partition: not at every turn
+            self._lag_at = now + LAG_EVERY_S
+            has_moved = not self.lag()
+        if has_moved:
+            self._moved_at = now
 
     def _take(self, timeout_s: float) -> None:
         self._log.poll(timeout_s)
@@ -409,18 +417,20 @@ class Projector:
     def _known_before(self, events: list[tuple[Record, Event]]) -> dict[str, Known]:
         """The tasks of `events` as the view has them; tasks that begin here are absent."""
         known: dict[str, Known] = {}
-        looked_up: set[str] = set()
+        unknown: list[str] = []
+        looked_at: set[str] = set()
         for record, event in events:
             task_id = event.entity_id
-            if event.version == 0 or task_id in looked_up:
+            if event.version == 0 or task_id in looked_at:
                 continue
-            looked_up.add(task_id)
+            looked_at.add(task_id)
             found = self._known.get(task_id)
-            if found is None and (event.version > 1 or self._may_be_doubled(record)):
-                row = self._view.task(task_id)
-                found = known_of(row) if row else None
             if found is not None:
                 known[task_id] = found
+            elif event.version > 1 or self._may_be_doubled(record):
+                unknown.append(task_id)
+        if unknown:
+            known |= {task_id: known_of(row) for task_id, row in self._view.rows(unknown).items()}
         return known
 
     def _may_be_doubled(self, record: Record) -> bool:

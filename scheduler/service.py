@@ -284,11 +284,12 @@ class TaskService:
         if not suspects:
             return {}
         try:
-            rows = yield from read(lambda: {i: self._view.task(task_id) for i, task_id in suspects.items()})
+            rows = yield from read(lambda: self._view.rows(suspects.values()))
         except TidewheelIOError:
             return {}  # a view that is down stops no submission: the shards know what is recent
-        found = {i: self._repeated(row, items[i], now) for i, row in rows.items() if row is not None}
-        return {i: result for i, result in found.items() if result is not None}
+        known = {i: rows[task_id] for i, task_id in suspects.items() if task_id in rows}
+        results = {i: self._repeated(row, items[i], now) for i, row in known.items()}
+        return {i: result for i, result in results.items() if result is not None}
 
     def _repeated(self, row: TaskRow, item: _Item, now: int) -> Submitted | Refusal | None:
         window_us = self._settings.idempotency_window_s * 1_000_000

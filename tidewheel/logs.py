@@ -105,9 +105,10 @@ def _renderers(stream: TextIO, is_json: bool) -> list[Processor]:
 
 
 def _without_expected_traceback(_: WrappedLogger, level: str, event: EventDict) -> EventDict:
-    """An I/O error says what the operator must do; where it was raised is of no use to them."""
+    """An I/O error says what the operator must do; where it was raised is of no use to them, nor where in a driver."""
     error: Any = event.get("exc_info")
     error = error[1] if isinstance(error, tuple) else error
-    if isinstance(error, TidewheelIOError) and not logging.getLogger().isEnabledFor(logging.DEBUG):
-        del event["exc_info"]
+    is_expected = isinstance(error, TidewheelIOError) or str(event.get("logger", "")).startswith("cassandra.")
+    if is_expected and not logging.getLogger().isEnabledFor(logging.DEBUG):
+        event.pop("exc_info", None)
     return event

@@ -21,8 +21,6 @@ _REFUSED = {
     KafkaError.MSG_SIZE_TOO_LARGE: "the broker takes no record that large: check max.message.bytes of the topic",
     KafkaError._INVALID_ARG: "the client does not know a setting or a value",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic or partition does not exist: run `tidewheel topics apply`",
-    KafkaError._UNKNOWN_TOPIC: "the topic does not exist: run `tidewheel topics apply`",
-    KafkaError._UNKNOWN_PARTITION: "the partition does not exist: run `tidewheel topics plan`",
 }
 
 

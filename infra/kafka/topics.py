@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import admin as _admin
 
 from infra.kafka.errors import translate, translated
+from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
 from infra.topics import READY_PREFIX, TopicCatalog, TopicSpec
 from schemas.errors import Fatal, Retriable, TidewheelIOError
@@ -375,7 +376,7 @@ def ensure_topic(settings: KafkaSettings, catalog: TopicCatalog, topic: str) -> 
     Several processes may do so at once. Retriable: not within some `REQUEST_S`; Fatal: the brokers refuse.
     """
     admin = TopicAdmin(settings)
-    name = f"{settings.prefix}{topic}"
+    name = Names(settings.prefix).physical(topic)
     admin.create(WantedTopic(name=name, spec=catalog.spec(topic)))
     partitions = admin.partitions(name)
     if partitions is None:

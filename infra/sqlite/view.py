@@ -13,7 +13,7 @@ import binascii
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,13 @@ class SqliteView:
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
+        return self.rows((task_id,)).get(task_id)
+
+    def rows(self, task_ids: Iterable[str]) -> dict[str, TaskRow]:
+        """The rows of several tasks by their ids, without those that it does not have."""
         with self._reading() as connection:
-            row = connection.execute("SELECT body FROM tasks WHERE task_id = ?", (task_id,)).fetchone()
-        return None if row is None else _decode_task(row[0])
+            found = connection.execute(_OLD_TASKS, (_text(list(task_ids)),)).fetchall()
+        return {task_id: _decode_task(body) for task_id, body in found}
 
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""

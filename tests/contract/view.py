@@ -32,8 +32,15 @@ class ViewContract:
     def test_an_empty_view(self, view: View) -> None:
         assert dict(view.positions()) == {}
         assert view.task("nobody") is None
+        assert view.rows(["nobody"]) == {}
+        assert view.rows([]) == {}
         assert view.tasks(TaskFilter(), 10) == ([], None)
         assert view.count(TaskFilter()) == 0
+
+    def test_several_rows_are_read_together(self, view: View) -> None:
+        view.apply(0, [begun(f"t{number}", number) for number in range(50)], Position(1, 1))
+        wanted = ["t3", "t49", "nobody", "t0"]
+        assert view.rows(wanted) == {task_id: view.task(task_id) for task_id in wanted if task_id != "nobody"}
 
     def test_a_row_is_what_its_changes_made_of_it(self, view: View) -> None:
         spec = TaskSpec(
