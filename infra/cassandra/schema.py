@@ -53,8 +53,6 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
             PRIMARY KEY (topic, partition)
         )""",
         "CREATE INDEX IF NOT EXISTS tasks_by_status ON {keyspace}.tasks_by_tenant (status) USING 'sai'",
-        "CREATE INDEX IF NOT EXISTS tasks_by_queue ON {keyspace}.tasks_by_tenant (queue) USING 'sai'",
-        "CREATE INDEX IF NOT EXISTS tasks_by_type ON {keyspace}.tasks_by_tenant (task_type) USING 'sai'",
     ),
 }
 _VERSIONS = """CREATE TABLE IF NOT EXISTS {keyspace}.schema_version (

@@ -133,12 +133,10 @@ class Fetcher:
         has_more, self._has_more = self._has_more, False
         if has_more or self.is_idle or self._held >= PUMP_RECORDS_MAX or self._held_bytes >= PUMP_BYTES_MAX:
             return has_more
-        kept = 0
-        if timeout_s > 0:
-            first = self._consumer.poll(timeout_s)
-            if first is None:
-                return False
-            kept = self._keep(first)
+        first = self._consumer.poll(timeout_s)  # `consume` makes room for all that it might get: only if there is any
+        if first is None:
+            return False
+        kept = self._keep(first)
         for message in self._consumer.consume(PUMP_RECORDS_MAX - self._held, 0):
             kept += self._keep(message)
         return kept > 0

@@ -15,6 +15,7 @@ _CLIENT: Mapping[str, object] = {
     "log_level": 2,
     "statistics.interval.ms": 0,
     "socket.keepalive.enable": True,
+    "socket.nagle.disable": True,  # small requests follow each other closely
     "socket.connection.setup.timeout.ms": 10_000,
     "socket.timeout.ms": 10_000,
     "reconnect.backoff.ms": 100,
