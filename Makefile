@@ -33,6 +33,7 @@ check: $(STAMP)  ## lint, types and import rules, without the tests
 	@$(BIN)/lint-imports
 
 test: check  ## check, and all tests that this machine can run; what was skipped is said at the end
+	@$(BIN)/python -m tests.services fetch
 	@$(BIN)/python -m pytest -n auto --dist loadgroup
 
 bench: $(STAMP)  ## a short form of all benchmarks; writes benchmarks/RESULTS.md

@@ -210,5 +210,19 @@ def reap(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def fetch() -> None:
+    """Fetch what the services need before the tests begin, which have deadlines; say what cannot be had."""
+    for service in ("kafka", "cassandra", "registry"):
+        sizes = {name: int(name == service) for name in ("kafka", "cassandra")}
+        cluster = Cluster(Path(tempfile.gettempdir()) / "tidewheel-fetch", **sizes, registry=service == "registry")
+        try:
+            cluster.fetch(lambda name, step: print(f"{step} {name} …", flush=True))  # noqa: T201 (for whoever waits)
+        except ServiceError as error:  # the tests that need it say the same, and fail or are skipped
+            print(f"{service}: {error}")  # noqa: T201
+
+
 if __name__ == "__main__":
-    reap(Path(sys.argv[1]))
+    if sys.argv[1:] == ["fetch"]:
+        fetch()
+    else:
+        reap(Path(sys.argv[1]))

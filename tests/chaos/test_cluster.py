@@ -16,7 +16,13 @@ from tests.cluster import Cluster
 from tests.harness import SHARDS, TASKS, Api, eventually, notes
 from tests.services import own_cluster
 
-pytestmark = [pytest.mark.service("kafka"), pytest.mark.service("cassandra"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.service("kafka"),
+    pytest.mark.service("cassandra"),
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("services"),  # not beside others that start and end services: there are few cores
+]
 
 APP = "tests.process_app:app"
 BULK = 20
