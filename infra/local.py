@@ -512,6 +512,10 @@ class LocalLog:
         with self._broker.lock:
             return self._broker.find(*partition).visible
 
+    def is_disturbed(self) -> bool:
+        """Never: it is there, or nothing is."""
+        return False
+
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         """Records below `before_offset` are not needed any more."""
         self._broker.trim(partition, before_offset)

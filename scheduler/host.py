@@ -151,7 +151,7 @@ class ShardHost:
         self._is_checkpointing = False
         self._checkpoint_results: deque[tuple[object, _Checkpoint, TidewheelIOError | None]] = deque()
         self._checkpointed_at = 0
-        self._checkpointed_positions: dict[str, int] = {}
+        self._checkpointed_positions: dict[str, int] | None = None  # a quiet shard, too, takes one after its opening
         self._read_positions: dict[str, int] = {}
         self._resume_from: dict[str, int] | None = None
         self._held: dict[str, _Held] = {}
@@ -378,7 +378,7 @@ class ShardHost:
             return
         if not self._held:
             self.shard.drained_at = drained_at
-        if self.is_accepting():
+        if inputs or self.is_accepting():  # what was taken is decided, whatever was acknowledged meanwhile
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
         self._send_owed()
@@ -504,7 +504,11 @@ class ShardHost:
             return True
         if self._gap is None:
             self._gap = _GapCheck(self._log.reader(), self._events, self._next_offset)
-        verdict = self._gap.read(set(offsets), self.shard.state.epoch, self._event_of)
+        try:
+            verdict = self._gap.read(set(offsets), self.shard.state.epoch, self._event_of)
+        except Retriable as error:  # an event of another owner whose schema cannot be looked up now
+            self.reload(f"what stands between this owner's events cannot be read: {error}")
+            return False
         if verdict is _Gap.UNREAD:
             return False
         self._gap.close()

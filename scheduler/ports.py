@@ -115,6 +115,9 @@ class Log(Protocol):
     def end_offset(self, partition: TopicPartition) -> int:
         """The offset that the next readable record will have, at least."""
 
+    def is_disturbed(self) -> bool:
+        """Whether parts of the log cannot be reached just now, so that who is not heard of may not be to blame."""
+
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         """Records below `before_offset` are not needed any more; a hint, the log may keep them."""
 

@@ -19,7 +19,7 @@ from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartiti
 from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import EndedTask, Status, Task
-from schemas.topics import INPUT_TOPICS, TASK_REPORTS, TASK_REQUESTS
+from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
 TAKE_MAX = 1_000  # records an iteration decides: about 20 ms of work, so that timers and acks are not kept waiting
@@ -41,10 +41,13 @@ class SchedulerRuntime:
         self._log, self._states, self._codec, self._clock, self._rng = log, states, codec, clock, rng
         self._settings = settings
         self._shards = log.partitions(TASK_REQUESTS)
+        for topic in (REPLIES, TASK_REQUESTS_INVALID):
+            log.partitions(topic)  # what hosts ask for is asked for here, where a log that is away is waited for
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._drained_at = 0  # when all inputs that were there had been taken
+        self._was_disturbed = False
         self.last_step_at = 0
 
     @property
@@ -69,9 +72,11 @@ class SchedulerRuntime:
         """One turn of the loop; waits up to `timeout_s` if there is nothing to do."""
         self._log.poll(timeout_s)
         now = self._clock.now_us()
-        if now - self.last_step_at > STANDSTILL_US:
+        is_disturbed = self._log.is_disturbed()
+        if now - self.last_step_at > STANDSTILL_US or (self._was_disturbed and not is_disturbed):
             for host in self._hosts.values():
                 host.shard.excuse_silence(now)
+        self._was_disturbed = is_disturbed
         self._follow_assignment()
         self._take_held_again(now)
         inputs = self._receive(now)
@@ -113,6 +118,8 @@ class SchedulerRuntime:
         inputs: dict[int, list[Record]] = {}
         for record in records:
             inputs.setdefault(record.partition, []).append(record)
+        if self._was_disturbed:
+            return inputs  # there may be more that cannot be read now: nobody's silence counts
         if len(records) < TAKE_MAX and sum(len(record.value or b"") for record in records) < TAKE_BYTES:
             self._drained_at = now
         return inputs

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from scheduler.accepted import Accepted
 from scheduler.gateway import Answer, Gateway, Undecided
 from scheduler.instants import format_instant
 from scheduler.operations import Operation, Performer, Steps, ask_all, pause, read
@@ -77,6 +78,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     view_wait_s: float = 2.0  # for a view that has not seen yet what the shard knows
     redrive_batch: int = 200  # dead letters sent back at a time
     redrive_deadline_s: float = 30.0  # of one call that sends back all
+    remembers_accepted: bool = False  # where shards are elsewhere: what was just accepted the view does not know yet
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -155,6 +157,7 @@ class TaskService:
         self._clock = clock
         self._random_bits = random_bits
         self._settings = settings or ServiceSettings()
+        self._accepted = Accepted() if self._settings.remembers_accepted else None
         self._monotonic = monotonic
         self._shards = gateway.shards
         self._reply_to = gateway.partition
@@ -236,6 +239,8 @@ class TaskService:
         answers = (yield from ask_all(requests)) if requests else ()
         for place, request, answer in zip(places, requests, answers, strict=True):
             results[place] = _submitted(request, answer)
+            if self._accepted is not None and isinstance(answer, Reply) and answer.outcome is Outcome.ACCEPTED:
+                self._accepted.note(request, answer)
         return [results[i] if isinstance(item, SubmitTask) else item for i, item in enumerate(items)]
 
     def _built(self, submission: Submittable | Refusal, now: int, traceparent: str | None) -> _Item:
@@ -316,7 +321,9 @@ class TaskService:
             return None
         live = self._live.get(task_id)
         if live is None:
-            return (yield from self._row(task_id, is_needed=True))
+            accepted = None if self._accepted is None else self._accepted.get(task_id)
+            shown = yield from self._row(task_id, is_needed=accepted is None)
+            return shown if shown is not None or accepted is None else merged(accepted, None)
         give_up_at = self._monotonic() + self._settings.view_wait_s
         row: TaskRow | None = None
         for pause_s in _pauses():

@@ -28,6 +28,8 @@ START_S = 90.0  # until a process of a cluster is ready, on a machine that is bu
 class Process(Child):
     """One process of a cluster."""
 
+    start_s = START_S
+
     def __init__(self, arguments: list[str], stderr: Path, environ: dict[str, str]) -> None:
         super().__init__(["tidewheel", *arguments, "--json"], stderr, environ)
         self.facts: dict[str, Any] = {}

@@ -128,6 +128,8 @@ class Api:
         wanted = statuses or tuple(TERMINAL)
 
         def shown() -> dict[str, Any] | None:
+            if self("GET", f"{TASKS}/{task_id}").status_code == 404:  # another process accepted it a moment ago
+                return None
             task = self.task(task_id)
             return task if task["status"] in wanted and not task["is_partial"] else None
 
@@ -141,6 +143,8 @@ class Api:
 
 class Child:
     """A process that says in its first line, in JSON, that it is ready; it can be killed, and started again."""
+
+    start_s = WAIT_S  # until it is
 
     def __init__(self, command: list[str], stderr: Path, environ: Mapping[str, str] | None = None) -> None:
         """`environ` is added to this process's."""
@@ -179,7 +183,7 @@ class Child:
 
     def _first_line(self) -> bytes:
         assert self.process.stdout is not None
-        is_there = select.select([self.process.stdout], [], [], WAIT_S)[0]
+        is_there = select.select([self.process.stdout], [], [], self.start_s)[0]
         line = self.process.stdout.readline() if is_there else b""
         assert line, f"it did not start: {self.errors()}"
         return line

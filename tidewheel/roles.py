@@ -243,7 +243,9 @@ class ApiRole(Role):
             self._shards(),
             clock=shared.clock,
             random_bits=shared.rng.getrandbits,
-            settings=ServiceSettings(idempotency_window_s=round(settings.idempotency_window_s)),
+            settings=ServiceSettings(
+                idempotency_window_s=round(settings.idempotency_window_s), remembers_accepted=True
+            ),
         )
         files.callback(self._service.close)
         self.server = ApiServer(settings.api.host, settings.api.port)

@@ -48,6 +48,10 @@ class WatchedLog:
         """The offset that the next record will have, at least."""
         return self._log.end_offset(partition)
 
+    def is_disturbed(self) -> bool:
+        """As the log says."""
+        return self._log.is_disturbed()
+
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         """Records below are not needed any more."""
         self._log.trim(partition, before_offset)

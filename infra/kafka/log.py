@@ -51,6 +51,8 @@ SLICE_S, IDLE_SLICE_S, IDLE_AFTER_S = 0.001, 0.005, 1.0
 # brings. At 500 tasks/s this makes both the median and the tail of start latencies a third shorter.
 PACE_S = 0.001
 WAIT_MAX_S = 3_600.0
+DISTURBED_S = 5.0  # after the last failed connection: the client tries again every second, and leaders are elected
+OUTAGE_S = 60.0  # after which a broker that stays away is nobody's excuse any more
 REPEAT_LOG_S = 10.0  # between two lines that say the same of a broker
 
 _PRODUCING: dict[str, Any] = {
@@ -113,6 +115,7 @@ class KafkaLog:
         self._now = time.monotonic()  # as of the last turn
         self._news_at = self._look_at = 0.0
         self._told: dict[str, float] = {}
+        self._failed_at = self._failing_since = -OUTAGE_S  # connections to brokers
         self._is_closed = False
         with translated("connect"):
             self._producer.list_topics(timeout=QUERY_S)
@@ -183,6 +186,11 @@ class KafkaLog:
         if not self._fetchers:
             self._add_fetcher()
         return self._fetchers[0].end_offset(partition)
+
+    def is_disturbed(self) -> bool:
+        """Whether a connection to a broker failed a moment ago; not for ever, if a broker stays away."""
+        now = time.monotonic()
+        return now - self._failed_at < DISTURBED_S and now - self._failing_since < OUTAGE_S
 
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         """Nothing: Kafka removes records by their age."""
@@ -271,6 +279,7 @@ class KafkaLog:
 
     def _open_lane(self, lane: _Lane) -> None:
         with self._lock:
+            lane.acknowledged_at = self._now  # only now may others go past those that wait
             waiting, lane.waiting = lane.waiting, []
             try:
                 for append, index, entry in waiting:
@@ -287,9 +296,9 @@ class KafkaLog:
             self._failure = self._failure or Retriable("Kafka: a record was acknowledged without an offset")
         else:
             append.offsets[index] = offset
-            is_first, lane.acknowledged_at = lane.acknowledged_at is None, self._now
-            if is_first:
+            if lane.acknowledged_at is None:
                 self._open_lane(lane)
+            lane.acknowledged_at = self._now
         if append.left == 0 and append in self._open:
             self._close(append)
 
@@ -370,6 +379,9 @@ class KafkaLog:
 
     def _on_error(self, error: KafkaError) -> None:
         now = time.monotonic()
+        if now - self._failed_at > DISTURBED_S:
+            self._failing_since = now
+        self._failed_at = now
         if now - self._told.get(error.name(), -REPEAT_LOG_S) >= REPEAT_LOG_S:
             self._told[error.name()] = now
             _log.warning("kafka", reason=error.str(), error=error.name())

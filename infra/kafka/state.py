@@ -29,7 +29,7 @@ from schemas.topics import SHARD_STATE
 THREADS = 4  # that fence and commit; a transaction takes 30 to 100 ms, of which nearly all is waiting
 COMMITS_MAX = 64  # begun and not done, for each shard
 TRANSACTION_S = 30.0  # for each step of a transaction; the broker gives up an unfinished one after a minute
-READ_SILENCE_S = 10.0  # a load that gets nothing for so long has lost its broker
+READ_SILENCE_S = 3.0  # a load that gets nothing for so long has lost its broker
 READ_RECORDS = 2_000
 CLOSE_S = 5.0
 

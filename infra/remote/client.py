@@ -313,6 +313,10 @@ class RemoteLog:
         """The offset behind the last record that readers may see. Fatal: no such partition, or nobody answers."""
         return self._ask(*partition)
 
+    def is_disturbed(self) -> bool:
+        """Never: it is there, or nothing is."""
+        return False
+
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         """Records below `before_offset` are not needed any more."""
         self.send(wire.Trim(*partition, before_offset))

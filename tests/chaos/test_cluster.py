@@ -182,7 +182,8 @@ def test_while_the_view_is_down_tasks_are_accepted_run_and_shown_later(tmp_path:
             eventually(lambda: len(notes(journal)) == 51, "they ran", LONG_S)
             services.up()
             eventually(lambda: all(is_shown(api, task_id) for task_id in ids), "the view caught up", LONG_S)
-            check_all_ended(cluster, dict.fromkeys(ids, "before"), journal)
+            texts = {task_id: f"during-{number}" for number, task_id in enumerate(ids)}
+            check_all_ended(cluster, texts, journal)
 
 
 def is_shown(api: Api, task_id: str) -> bool:

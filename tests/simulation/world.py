@@ -210,6 +210,9 @@ class SimLog:
     def end_offset(self, partition: TopicPartition) -> int:
         return len(self.world.partitions[partition])
 
+    def is_disturbed(self) -> bool:
+        return False
+
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
         pass
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any, TypeVar
@@ -71,6 +71,10 @@ class FaultyView(SqliteView):
             self.stale_reads -= 1
             return self.stale_row
         return super().task(task_id)
+
+    def rows(self, task_ids: Iterable[str]) -> dict[str, TaskRow]:
+        self._check()
+        return super().rows(task_ids)
 
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         self._check()
