@@ -27,7 +27,7 @@ def submit(surface: Surface, **fields: Any) -> str:
 def test_it_is_shown_though_the_view_knows_nothing_yet() -> None:
     with running(ELSEWHERE) as surface:
         surface.view.stale_reads = 1_000_000
-        task_id = submit(surface, payload={"n": 1}, delay_seconds=60)
+        task_id = submit(surface, payload=b"7", delay_seconds=60)
         view = surface.service.get(task_id).run()
         assert (view.status, view.task_type) == (Status.SCHEDULED, "t")
         surface.view.is_down = True
