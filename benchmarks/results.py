@@ -178,14 +178,22 @@ _KAFKA = (
     *(
         Case(
             "start_latency",
-            f"From submission to start, at {rate} tasks a second",
-            f"--rate {rate} --seconds 6",
-            f"--rate {rate} --seconds 60 --repeats 3",
+            f"From submission to start, at {rate} tasks a second, without a projector",
+            f"--rate {rate} --seconds 10 --warm-up-s 15 --projectors 0",
+            f"--rate {rate} --seconds 60 --warm-up-s 20 --projectors 0 --repeats 3",
             (*goals, *STARTS),
             _START_SHOWN,
             f"start p50 / p99 ms at {rate}/s",
         )
         for rate, goals in ((50, ()), (500, (Goal("p50_ms", at_most=3.0), Goal("p99_ms", at_most=12.0))))
+    ),
+    Case(
+        "start_latency",
+        "The same at 500 tasks a second, with projection to Cassandra",
+        "--rate 500 --seconds 10 --warm-up-s 15",
+        "--rate 500 --seconds 60 --warm-up-s 20 --repeats 3",
+        STARTS,
+        ("p50_ms", "p99_ms", *_START_SHOWN),
     ),
     Case(
         "throughput",

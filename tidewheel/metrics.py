@@ -40,6 +40,11 @@ class SchedulerMetrics(Collector):
             "Reports of attempts that did not run any more.",
             sum(host.shard.stale_reports for host in shards),
         )
+        yield CounterMetricFamily(
+            "tidewheel_invalid_records",
+            "Inputs that could not be taken, and stand on task-requests-invalid.",
+            sum(host.shard.invalid_records for host in shards),
+        )
 
     def _tasks(self) -> Metric:
         metric = GaugeMetricFamily("tidewheel_tasks_live", "Tasks that have not ended, by status.", labels=["status"])

@@ -150,7 +150,7 @@ def _task_routes(service: TaskService) -> APIRouter:
 
     @routes.get("/{task_id}", **documented(answers={200: TaskView}, problems=(404, 503)))
     async def get(task_id: str) -> Response:
-        """A task with its attempts, result and error; there from the moment its 202 was sent."""
+        """A task with its attempts, result and error; there from the moment this process sent its 202."""
         task = await service.get(task_id)
         return _json(task, 200, {"ETag": f'"{task.version}"'})
 
