@@ -388,6 +388,19 @@ class ShardHost:
         self._send_outbox()
         self._step_at = self._due_at(now)
 
+    def finish(self, now: int) -> bool:
+        """Release what is still acknowledged after the shard went to another; whether nothing more is awaited.
+
+        Nothing new is decided. Who asked would otherwise wait in vain: the next owner knows the decision, not them.
+        """
+        self._now = now
+        if self.phase is Phase.ACTIVE:
+            self._absorb_acks()
+        if self.phase is not Phase.ACTIVE:
+            return True
+        self._send_outbox()
+        return not self._sent and not self._outbox
+
     def next_at(self, now: int) -> int:
         """When the shard must be called even if nothing arrives."""
         if self.phase is Phase.LOADING:

@@ -27,6 +27,8 @@ TAKE_BYTES = 1 << 20  # adapters may stop at a few MiB: only less than this show
 # A loop that stood still for so long (a paused process, a suspended machine, a clock set forward) has heard nobody
 # meanwhile: half of the time after which a worker is given up.
 STANDSTILL_US = 3_000_000
+FINISH_US = 1_000_000  # for what is on its way to the log when a shard is given up
+FINISH_POLL_S = 0.05
 GROUP = "schedulers"
 
 _log = structlog.get_logger(__name__)
@@ -47,6 +49,9 @@ class SchedulerRuntime:
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._drained_at = 0  # when all inputs that were there had been taken
+        self._leaving: dict[
+            ShardHost, int
+        ] = {}  # shards that went to others, and until when acknowledgements are awaited
         self._was_disturbed = False
         self.last_step_at = 0
 
@@ -65,6 +70,7 @@ class SchedulerRuntime:
         try:
             while not stop.is_set():
                 self.step(self._wait_s())
+            self._finish_all()
         finally:
             self._member.close()
 
@@ -78,6 +84,7 @@ class SchedulerRuntime:
                 host.shard.excuse_silence(now)
         self._was_disturbed = is_disturbed
         self._follow_assignment()
+        self._finish_leaving(now)
         self._take_held_again(now)
         inputs = self._receive(now)
         for shard, host in self._hosts.items():
@@ -92,6 +99,8 @@ class SchedulerRuntime:
     def _wait_s(self) -> float:
         now = self._clock.now_us()
         next_at = min((host.next_at(now) for host in self._hosts.values()), default=now + 1_000_000)
+        if self._leaving:
+            next_at = min(next_at, now + 10_000)
         return min(WAIT_S_MAX, max(0.0, (next_at - now) / 1e6))
 
     def _follow_assignment(self) -> None:
@@ -104,7 +113,7 @@ class SchedulerRuntime:
         if owned == self._hosts.keys():
             return
         for shard in self._hosts.keys() - owned:
-            del self._hosts[shard]
+            self._leaving[self._hosts.pop(shard)] = self._clock.now_us() + FINISH_US
             _log.info("shard left", shard=shard)
         for shard in sorted(owned - self._hosts.keys()):
             self._hosts[shard] = ShardHost(
@@ -123,6 +132,20 @@ class SchedulerRuntime:
         if len(records) < TAKE_MAX and sum(len(record.value or b"") for record in records) < TAKE_BYTES:
             self._drained_at = now
         return inputs
+
+    def _finish_leaving(self, now: int) -> None:
+        for host, until in tuple(self._leaving.items()):
+            if host.finish(now) or now >= until:
+                del self._leaving[host]
+
+    def _finish_all(self) -> None:
+        """Before the group is left: release what is acknowledged of all shards."""
+        now = self._clock.now_us()
+        self._leaving |= dict.fromkeys(self._hosts.values(), now + FINISH_US)
+        while self._leaving:
+            self._finish_leaving(self._clock.now_us())
+            if self._leaving:
+                self._log.poll(FINISH_POLL_S)
 
     def _take_held_again(self, now: int) -> None:
         for shard, host in self._hosts.items():

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +47,7 @@ class Cluster:
         *,
         kafka: str | None = None,
         cassandra: tuple[str, int] | None = None,
-        **settings: str,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         """Services are those that all tests share, unless given; `settings` are variables without TIDEWHEEL_."""
         host, port = cassandra or cassandra_address()
@@ -65,7 +65,7 @@ class Cluster:
             "HEALTH_PORT": "0",
             "API_PORT": "0",
         }
-        self.environ = {f"TIDEWHEEL_{key}": value for key, value in (given | settings).items()}
+        self.environ = {f"TIDEWHEEL_{key}": value for key, value in (given | dict(settings or {})).items()}
         self._files = ExitStack()
         self._started = 0
 

@@ -197,8 +197,7 @@ def test_one_broker_of_three_goes_and_comes_back(tmp_path: Path) -> None:
     """Nothing is lost, and no worker is given up for the silence that the brokers made."""
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     with own_cluster(kafka=3) as services:
-        settings = {"KAFKA_REPLICATION": "3"}
-        with Cluster(tmp_path, kafka=services.kafka.bootstrap, **settings) as cluster:
+        with Cluster(tmp_path, kafka=services.kafka.bootstrap, settings={"KAFKA_REPLICATION": "3"}) as cluster:
             api = cluster.api(cluster.start("api"))
             cluster.start("projector")
             cluster.start("scheduler")
