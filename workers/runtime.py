@@ -225,13 +225,18 @@ class WorkerRuntime:
             known = self._owned[place]
             if assigned is known or assigned == known:
                 continue
-            # What a partition holds already may have been called void when this worker did not listen.
-            begun = {partition: Progress(self._log.end_offset(partition)) for partition in assigned - known}
             self._intake.drop([self._progress.pop(partition) for partition in known - assigned])
-            for partition, progress in begun.items():
-                self._progress[partition] = progress
+            owned = known & assigned
+            for partition in sorted(assigned - known):
+                try:
+                    # What a partition holds already may have been called void when this worker did not listen.
+                    self._progress[partition] = Progress(self._log.end_offset(partition))
+                except Retriable as error:  # the next turn tries again: what runs, and its heartbeats, must not wait
+                    log.warning("a partition cannot be begun now: %s", error)
+                    break
                 member.resume(partition)
-            self._owned[place] = assigned
+                owned |= {partition}
+            self._owned[place] = assigned if owned == assigned else owned
 
     def _read_signals(self, now: int) -> None:
         if self._signal_reader is None:

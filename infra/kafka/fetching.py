@@ -29,7 +29,7 @@ PUMP_BYTES_MAX = 32 * 1024 * 1024
 GROUP_LOOK_S = 0.02  # between looks for a changed assignment
 COMMIT_EVERY_S = 0.1  # positions of a group; what is read again after a crash is recognised by attempt and version
 LEAVE_S = 2.0  # the most that leaving a group may take
-QUERY_S = 5.0  # for a question to the broker
+QUERY_S = 2.0  # for a question to the broker; loops that ask have heartbeats to send
 
 # The defaults favour throughput: an empty fetch waits half a second, and a full queue one second.
 FETCHING: Mapping[str, Any] = {
@@ -145,7 +145,17 @@ class Fetcher:
         """Where the partition ends. Retriable, Fatal: the broker does not say."""
         topic, number = self._place(partition)
         with translated(f"ask where {topic}[{number}] ends"):
-            _, end = self._consumer.get_watermark_offsets(Place(topic, number), QUERY_S, cached=False)
+            try:
+                return self._ask_end(topic, number)
+            except KafkaException as error:
+                if error.args[0].code() not in _PASSING:
+                    raise
+            # What the client heard of the topic while its leaders were away it would believe for a quarter of an hour.
+            self._consumer.list_topics(topic, timeout=QUERY_S)
+            return self._ask_end(topic, number)
+
+    def _ask_end(self, topic: str, number: int) -> int:
+        _, end = self._consumer.get_watermark_offsets(Place(topic, number), QUERY_S, cached=False)
         return int(end)
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ LOOK_S = 1.0  # between looks for an append that is late
 UNACKNOWLEDGED_MAX = 200_000  # records of one connection
 UNACKNOWLEDGED_BYTES_MAX = 64 * 1024 * 1024
 ENTRY_OVERHEAD = 64  # bytes counted for an entry beside its key and value
+CONNECT_S = 5.0
 FLUSH_S = 2.0  # for what is on its way when the connection is closed
 # Waiting is done in the client, which ends a wait for its own news alone; so waits are short, and a little longer when
 # nothing has happened for a while.
@@ -118,7 +119,7 @@ class KafkaLog:
         self._failed_at = self._failing_since = -OUTAGE_S  # connections to brokers
         self._is_closed = False
         with translated("connect"):
-            self._producer.list_topics(timeout=QUERY_S)
+            self._producer.list_topics(timeout=CONNECT_S)
 
     # --- ports.Log ------------------------------------------------------------------------------------------------
 

