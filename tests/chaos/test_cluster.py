@@ -190,32 +190,3 @@ def is_shown(api: Api, task_id: str) -> bool:
     """Whether the API knows that the task succeeded."""
     answer = api("GET", f"{TASKS}/{task_id}")
     return answer.status_code == 200 and answer.json()["status"] == "SUCCEEDED"
-
-
-@pytest.mark.timeout(420)
-def test_one_broker_of_three_goes_and_comes_back(tmp_path: Path) -> None:
-    """Nothing is lost; what runs meanwhile ends, started again once at most: its shard may have had to move."""
-    journal, gate = tmp_path / "journal", tmp_path / "gate"
-    with (
-        own_cluster(kafka=3) as services,
-        Cluster(tmp_path, kafka=services.kafka.bootstrap, settings={"KAFKA_REPLICATION": "3"}) as cluster,
-    ):
-        api = cluster.api(cluster.start("api"))
-        cluster.start("projector")
-        cluster.start("scheduler")
-        cluster.start("worker", APP)
-        held = [api.submit("hold", {"journal": str(tmp_path / "held"), "gate": str(gate)}) for _ in range(8)]
-        eventually(lambda: len(notes(tmp_path / "held")) >= len(held), "all of them run", LONG_S)
-        load = Load(api, journal)
-        eventually(lambda: load.has(200), "tasks are accepted", LONG_S)
-        broker = services.node("kafka-2")
-        broker.kill()
-        before = len(load.acknowledged)
-        eventually(lambda: load.has(before + 400), "tasks are accepted", LONG_S)
-        services.up()
-        before = len(load.acknowledged)
-        eventually(lambda: load.has(before + 400), "tasks are accepted", LONG_S)
-        load.stop()
-        gate.touch()
-        assert {api.until(task_id)["attempts"] for task_id in held} <= {1, 2}
-        check_all_ended(cluster, load.acknowledged, journal)
