@@ -161,6 +161,7 @@ def test_a_null_among_the_events_is_passed_over(engine: str) -> None:
         stage.until(lambda: stage.runtime.live("second"))
         stage.runtime.hosts[0].reload("the test asks for it")
         stage.until(lambda: stage.runtime.live("first") and stage.runtime.live("second"))
+        assert set(stage.runtime.hosts[0].shard.state.tasks) == {"first", "second"}
 
 
 @pytest.mark.parametrize("excess", [-1, 0, 1])

@@ -122,6 +122,7 @@ class LogContract:
             numbered(topic, 0, [1]), lambda _: log.append(numbered(topic, 1, [2]), lambda _: acks.append("second"))
         )
         poll_until(lambda: bool(acks), log)
+        assert acks == ["second"]
 
     def test_keys_and_values_may_be_absent_empty_or_large(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
@@ -397,6 +398,7 @@ class LogContract:
         first.close()
         first.close()
         poll_until(lambda: two.assigned() == everything, second)
+        assert not one.assigned()
 
 
 def note(called: list[int], number: int, _: object) -> None:

@@ -174,6 +174,7 @@ def test_a_request_that_wants_its_answer_nowhere_is_decided_all_the_same() -> No
         submit(log, "next", reply_to=0)
         turned_until(runtime, lambda: runtime.live("lost-answer") and runtime.live("next"))
         turned_until(runtime, lambda: not runtime.hosts[0].has_unacknowledged())
+        assert [event.entity_id for event in events_at(log) if event.version] == ["lost-answer", "next"]
 
 
 @pytest.mark.parametrize("is_known", [True, False])
