@@ -255,16 +255,24 @@ class Position(NamedTuple):
     epoch: int
 
 
+class Batch(NamedTuple):
+    """What a run of events of one partition did to rows, and where it ends."""
+
+    partition: int
+    changes: Sequence[TaskChange]
+    position: Position
+
+
 class View(Protocol):
     """Status as readers see it. Written by the projector alone; rebuilt from the events that are kept."""
 
     def positions(self) -> Mapping[int, Position]:
         """By events partition, where to go on; a partition of which nothing was applied is absent."""
 
-    def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
-        """Upsert the rows and move the position, whole or not at all.
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Upsert the rows and move the positions; each partition has one batch at most, and is moved whole or not.
 
-        Nothing happens if `position.next_offset` is not beyond the present one: it was applied before.
+        One whose `position.next_offset` is not beyond the present one was applied before: nothing happens to it.
         """
 
     def task(self, task_id: str) -> TaskRow | None:

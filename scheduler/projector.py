@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from msgspec import UNSET
 from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
 from scheduler.ports import (
     AttemptOutcome,
+    Batch,
     Log,
     Member,
     Position,
@@ -233,8 +235,19 @@ def _linger_s(applied: int) -> float:
     return LINGER_S + (LINGER_S_MAX - LINGER_S) * min(1.0, applied / LINGER_FULL)
 
 
+class _Write(NamedTuple):
+    """What is on its way to the view, and what there is to say when it has arrived."""
+
+    batches: list[Batch]
+    skipped: list[tuple[int, Skipped]]  # by partition
+    done: Future[None]
+
+
 class Projector:
     """Keeps a view up to date with the events. Owns its log connection and is the view's only writer.
+
+    While one batch of events is written, the next is folded: two threads share the work. An error of either throws away
+    what was not applied; then it is read and folded again, from where the view stands.
 
     One thread calls `step` or `run`; `applied`, `stalled_s` and `skipped` may be read from any.
     """
@@ -257,30 +270,33 @@ class Projector:
         self._view = view
         self._codec = codec
         self._topic = topic
-        self._positions: dict[int, Position] = {}
+        self._folded: dict[int, Position] = {}
+        self._applied: dict[int, int] = {}
         self._resumed_at: dict[int, int] = {}
         self._known: OrderedDict[str, Known] = OrderedDict()
-        self._taken: Sequence[Record] = ()  # kept until it is applied, whatever fails
+        self._write: _Write | None = None
+        self._is_astray = False  # something failed: what was folded is not what is applied
         self._monotonic = monotonic
         self._moved_at = self._lag_at = monotonic()
         self._member = log.member(GROUP, [topic]) if partitions is None else None
         self._source: Reader | Member = self._member or log.reader()
         if partitions is not None:
             self._begin(range(partitions))
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="view-writer")
 
     def applied(self, partition: int) -> int:
         """The offset of the first event of `partition`, which is one of ours, that is not in the view yet."""
-        return self._positions[partition].next_offset
+        return self._applied[partition]
 
     def partitions(self) -> int:
         """How many partitions are ours now."""
-        return len(self._positions)
+        return len(self._applied)
 
     def lag(self) -> int:
         """How many records the log has beyond what was applied; for the thread that calls `step`."""
         return sum(
-            max(0, self._log.end_offset(TopicPartition(self._topic, partition)) - position.next_offset)
-            for partition, position in self._positions.items()
+            max(0, self._log.end_offset(TopicPartition(self._topic, partition)) - applied)
+            for partition, applied in self._applied.items()
         )
 
     def stalled_s(self) -> float:
@@ -290,16 +306,18 @@ class Projector:
     def run(self, stop: threading.Event, on_applied: Callable[[], None] | None = None) -> None:
         """Step until `stop` is set, which is noticed within POLL_S; what is only in the way for now is tried again.
 
-        `on_applied` is called after each step that moved a position.
+        `on_applied` is called after each write that moved a position.
         """
         while not stop.is_set():
             try:
-                applied = self.step(0)
-                if applied and on_applied is not None:
+                passed, has_moved = self._advance(0)
+                if passed < BATCH_MAX:
+                    has_moved |= self._settle()
+                if has_moved and on_applied is not None:
                     on_applied()
-                if applied < BATCH_MAX:
+                if passed < BATCH_MAX:
                     self._log.poll(POLL_S)
-                    stop.wait(_linger_s(applied))
+                    stop.wait(_linger_s(passed))
             except Retriable as error:
                 _log.warning("projector_waits", reason=str(error), retry_s=RETRY_S)
                 stop.wait(RETRY_S)
@@ -310,33 +328,71 @@ class Projector:
 
         Raises Retriable (nothing is lost, the next step tries again) and Fatal.
         """
-        if not self._taken:
-            self._take(0)
-        if not self._taken and timeout_s > 0:
-            self._take(timeout_s)
-        records = self._taken
-        for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition):
-            self._apply(partition, list(of_partition))
-        self._taken = ()
-        self._note_progress(bool(records))
-        return len(records)
+        passed, _ = self._advance(timeout_s)
+        self._settle()
+        return passed
 
     def close(self) -> None:
-        """Stop reading; the connection and the view belong to whoever made them."""
+        """Finish what is being written and stop reading; the connection and the view belong to whoever made them."""
+        self._writer.shutdown()
         self._source.close()
 
-    def _note_progress(self, has_moved: bool) -> None:
-        now = self._monotonic()
-        if not has_moved and now >= self._lag_at:  # a question to the log for each partition: not at every turn
-            self._lag_at = now + LAG_EVERY_S
-            has_moved = not self.lag()
-        if has_moved:
-            self._moved_at = now
+    def _advance(self, timeout_s: float) -> tuple[int, bool]:
+        """Fold what is there and begin to write it: how many records there were, and whether the last write moved."""
+        try:
+            if self._is_astray:
+                self._start_over()
+            records = self._take(timeout_s)
+            folds = [
+                self._fold(partition, list(of_partition))
+                for partition, of_partition in groupby(sorted(records, key=_place), key=lambda record: record.partition)
+            ]
+        except Retriable:
+            self._is_astray = True
+            raise
+        has_moved = self._settle()
+        if folds:
+            batches = [batch for batch, _ in folds]
+            skipped = [(batch.partition, one) for batch, why in folds for one in why]
+            self._write = _Write(batches, skipped, self._writer.submit(self._view.apply, batches))
+        elif not has_moved:
+            self._note_rest()
+        return len(records), has_moved
 
-    def _take(self, timeout_s: float) -> None:
-        self._log.poll(timeout_s)
+    def _settle(self) -> bool:
+        """Wait for the write that is under way, if there is one; whether it moved a position."""
+        write, self._write = self._write, None
+        if write is None:
+            return False
+        try:
+            write.done.result()
+        except Retriable:
+            self._is_astray = True
+            raise
+        for partition, _, position in write.batches:
+            if partition in self._applied:  # it may have gone to another in the meantime
+                self._applied[partition] = position.next_offset
+        self._note(write.skipped)
+        self._moved_at = self._monotonic()
+        return True
+
+    def _note_rest(self) -> None:
+        """No news: that is well if there are none to be had, which is a question to the log for each partition."""
+        now = self._monotonic()
+        if now >= self._lag_at:
+            self._lag_at = now + LAG_EVERY_S
+            if not self.lag():
+                self._moved_at = now
+
+    def _take(self, timeout_s: float) -> Sequence[Record]:
+        self._log.poll(0)
         self._follow()
-        self._taken = self._source.take(BATCH_MAX)
+        records = self._source.take(BATCH_MAX)
+        if not records and timeout_s > 0:
+            self._log.poll(timeout_s)
+            self._follow()
+            records = self._source.take(BATCH_MAX)
+        return records
 
     def _stay(self) -> None:
         """Remain in the group while the view is away: who does not poll is given up."""
@@ -351,14 +407,22 @@ class Projector:
         if self._member is None:
             return
         assigned = frozenset(partition for _, partition in self._member.assigned())
-        lost = self._positions.keys() - assigned
+        lost = self._applied.keys() - assigned
         for partition in lost:
-            del self._positions[partition]
+            del self._folded[partition], self._applied[partition]
         if lost:
             self._known.clear()
-        came = assigned - self._positions.keys()
+        came = assigned - self._applied.keys()
         if came:
+            self._settle()  # it may be of one that we gave up just now
             self._begin(sorted(came))
+
+    def _start_over(self) -> None:
+        """Go on where the view stands, whatever was on its way."""
+        self._settle()
+        self._known.clear()
+        self._begin(sorted(self._applied))
+        self._is_astray = False
 
     def _begin(self, partitions: Iterable[int]) -> None:
         at = self._view.positions()
@@ -371,27 +435,20 @@ class Projector:
                     f"{end_offset}: it is the view of another log; remove it, and it is made anew"
                 )
             self._source.seek(partition, position.next_offset)
-            self._positions[number] = position
-            self._resumed_at[number] = position.next_offset
+            self._folded[number] = position
+            self._applied[number] = self._resumed_at[number] = position.next_offset
 
-    def _apply(self, partition: int, records: list[Record]) -> None:
-        position = self._positions.get(partition)
-        if position is None:  # it went to another while the view was away
-            return
-        records = [record for record in records if record.offset >= position.next_offset]
-        if not records:  # applied before a later partition of the same step failed
-            return
-        events, epoch, skipped = self._valid(records, position.epoch)
+    def _fold(self, partition: int, records: list[Record]) -> tuple[Batch, list[Skipped]]:
+        """What the records do to rows, and which of them do nothing."""
+        events, epoch, skipped = self._valid(records, self._folded[partition].epoch)
         known = self._known_before(events)
         fold = changes_of((event for _, event in events), known)
-        position = Position(records[-1].offset + 1, epoch)
-        self._view.apply(partition, fold.changes, position)
-        self._positions[partition] = position
         self._remember(known)
+        position = self._folded[partition] = Position(records[-1].offset + 1, epoch)
         skipped += [
             Skipped(f"{event.entity_id} version {event.version}", "illegal", why) for event, why in fold.refused
         ]
-        self._note(partition, skipped)
+        return Batch(partition, fold.changes, position), skipped
 
     def _valid(self, records: list[Record], epoch: int) -> tuple[list[tuple[Record, Event]], int, list[Skipped]]:
         """The events that count, the highest epoch opened up to their end, and what is passed over with its reason."""
@@ -445,13 +502,13 @@ class Projector:
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _note(self, partition: int, skipped: list[Skipped]) -> None:
+    def _note(self, skipped: list[tuple[int, Skipped]]) -> None:
         """Count what was passed over, and say so once for each reason: a stale owner may have written thousands."""
-        first = {one.reason: one for one in reversed(skipped)}
-        counts = Counter(one.reason for one in skipped)
-        self.skipped.update(counts)
-        for reason, count in counts.items():
-            one = first[reason]
+        first = {(partition, one.reason): one for partition, one in reversed(skipped)}
+        counts = Counter((partition, one.reason) for partition, one in skipped)
+        for (partition, reason), count in counts.items():
+            self.skipped[reason] += count
+            one = first[partition, reason]
             _log.warning(
                 "events_skipped", reason=reason, count=count, partition=partition, first=one.where, detail=one.detail
             )

@@ -11,15 +11,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from infra.cassandra.lists import Key, Reading, Slice, Walk, cursor_of, parse_cursor
 from infra.cassandra.rows import ATTEMPT_COLUMNS, TASK_COLUMNS, Life, life_of, row_of
 from infra.cassandra.schema import check_schema
-from infra.cassandra.session import Answer, Session
+from infra.cassandra.session import Answer, Session, Statement, batch_of
 from infra.cassandra.settings import CassandraSettings
-from infra.cassandra.writes import ATTEMPTS_SHOWN_MAX, Writes, Writing
-from scheduler.ports import Position, TaskChange, TaskFilter, TaskPage, TaskRow
+from infra.cassandra.writes import ATTEMPTS_SHOWN_MAX, SLICE_ROWS_MAX, Writes, Writing
+from scheduler.ports import Batch, Position, TaskChange, TaskFilter, TaskPage, TaskRow
 from schemas.topics import TASK_EVENTS
 
 LIVES_MAX = 100_000  # tasks remembered between their events; others are read back, which takes some 0.3 ms each
@@ -36,10 +36,10 @@ def _now_us() -> int:
 class CassandraView:
     """Status in Cassandra. Written by one thread of a projector's process at a time, read by many.
 
-    `apply` writes the lists, then the tasks, then the position, each when the one before is acknowledged: after a
-    crash in between, or an error, the same changes are applied again, which changes nothing of what was written. So a
-    reader may see rows that are ahead of the position, and never a position that is ahead of the rows. A change of a
-    task whose beginning was never applied (the log does not hold it any more) is left out.
+    `apply` writes the rows of all tables, and when they are acknowledged the positions: after a crash in between, or
+    an error, the same changes are applied again, which changes nothing of what was written. So a reader may see rows
+    that are ahead of the position, and never a position that is ahead of the rows. A change of a task whose beginning
+    was never applied (the log does not hold it any more) is left out.
     """
 
     def __init__(self, settings: CassandraSettings, now_us: Callable[[], int] = _now_us) -> None:
@@ -80,22 +80,37 @@ class CassandraView:
                 self._lives.forget(partition)
         return found
 
-    def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
-        """Upsert the rows and move the position; one that is not ahead is ignored. See the class for failures."""
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Upsert the rows and move the positions; one that is not ahead is ignored. See the class for failures."""
         with self._write_lock:
-            if position.next_offset <= self._next_offset(partition):
-                return
-            lives = self._before(partition, changes)
-            writes = Writes(self._writing, position.next_offset, self._now_us(), self._ttl_s, lives)
-            for change in changes:
-                writes.add(change)
-            self._session.write_all(writes.lists(self._listed))
-            self._session.write_all(writes.rows(self._session))
-            moved = (TASK_EVENTS, partition, *position, position.next_offset, 0)
-            self._session.write_all([self._writing.position.bind(moved)])
-            self._applied[partition] = position.next_offset
-            self._lives.remember(partition, writes.lives)
-            _remember(self._listed, writes.listed(), LISTS_MAX)
+            news = [batch for batch in batches if batch.position.next_offset > self._next_offset(batch.partition)]
+            written = [(batch, self._writes(batch)) for batch in news]
+            self._session.write_all(chain.from_iterable(self._statements(writes) for _, writes in written))
+            self._session.write_all(self._moves(news))
+            for (partition, _, position), writes in written:
+                self._applied[partition] = position.next_offset
+                self._lives.remember(partition, writes.lives)
+                _remember(self._listed, writes.listed(), LISTS_MAX)
+
+    def _writes(self, batch: Batch) -> Writes:
+        lives = self._before(batch.partition, batch.changes)
+        writes = Writes(self._writing, batch.position.next_offset, self._now_us(), self._ttl_s, lives)
+        for change in batch.changes:
+            writes.add(change)
+        return writes
+
+    def _statements(self, writes: Writes) -> Iterator[Statement]:
+        yield from writes.lists(self._listed)
+        yield from writes.rows(self._session)
+
+    def _moves(self, batches: Sequence[Batch]) -> Iterator[Statement]:
+        """All positions are rows of one partition."""
+        moves = [
+            self._writing.position.bind((TASK_EVENTS, partition, *position, position.next_offset, 0))
+            for partition, _, position in batches
+        ]
+        for part in range(0, len(moves), SLICE_ROWS_MAX):
+            yield batch_of(moves[part : part + SLICE_ROWS_MAX])
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet, or it expired."""

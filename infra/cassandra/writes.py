@@ -111,7 +111,7 @@ class _Batch:
 
 
 class Writes:
-    """The writes of one batch of changes. Nothing is sent by this class."""
+    """The writes of one batch. Nothing is sent by this class."""
 
     def __init__(self, to: Writing, timestamp: int, now_us: int, ttl_s: int, lives: Mapping[str, Life]) -> None:
         """`lives` has the tasks of all changes but the new ones, as the rows are before."""

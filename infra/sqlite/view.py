@@ -31,7 +31,7 @@ from infra.sqlite.database import (
     translated,
     values,
 )
-from scheduler.ports import AttemptRow, Position, TaskChange, TaskFilter, TaskPage, TaskRow
+from scheduler.ports import AttemptRow, Batch, Position, TaskChange, TaskFilter, TaskPage, TaskRow
 from schemas.errors import Fatal, Retriable
 from schemas.messages import Status
 
@@ -57,7 +57,6 @@ CREATE TABLE positions (partition INTEGER PRIMARY KEY, next_offset INTEGER NOT N
 """
 _COLUMNS = 9
 _INTEGER_MAX = (1 << 63) - 1
-_NEXT_OFFSET = "SELECT next_offset FROM positions WHERE partition = ?"
 _OLD_TASKS = "SELECT task_id, body FROM tasks WHERE task_id IN (SELECT value FROM json_each(?))"
 _WRITE_TASKS = """
 INSERT INTO tasks VALUES {} ON CONFLICT (task_id) DO UPDATE SET
@@ -92,17 +91,17 @@ class SqliteView:
             rows = connection.execute("SELECT partition, next_offset, epoch FROM positions").fetchall()
         return {partition: Position(next_offset, epoch) for partition, next_offset, epoch in rows}
 
-    def apply(self, partition: int, changes: Sequence[TaskChange], position: Position) -> None:
-        """Upsert the rows and move the position, whole or not at all; one that is not ahead is ignored."""
+    def apply(self, batches: Sequence[Batch]) -> None:
+        """Upsert the rows and move the positions, all or none; of a position that is not ahead nothing is applied."""
         with self._writing() as connection, transaction(connection):
-            known = connection.execute(_NEXT_OFFSET, (partition,)).fetchone()
-            if known is not None and position.next_offset <= known[0]:
-                return
-            batch = _Batch(connection, changes)
-            for part in chunks(batch.rows, _COLUMNS):
+            applied = dict(connection.execute("SELECT partition, next_offset FROM positions").fetchall())
+            news = [batch for batch in batches if batch.position.next_offset > applied.get(batch.partition, 0)]
+            rows = _Merge(connection, [change for batch in news for change in batch.changes]).rows
+            for part in chunks(rows, _COLUMNS):
                 sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
                 connection.execute(sql, [value for row in part for value in row])
-            connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
+            for partition, _, position in news:
+                connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
@@ -248,7 +247,7 @@ class _Gate:
             raise Retriable(f"the view was busy for {WAIT_MAX_S} s: try later")
 
 
-class _Batch:
+class _Merge:
     """Changes merged with the rows that they touch."""
 
     def __init__(self, connection: Connection, changes: Sequence[TaskChange]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infra.cassandra import CassandraSettings, CassandraView, lists
-from scheduler.ports import Position, TaskFilter
+from scheduler.ports import Batch, Position, TaskFilter
 from schemas.errors import Retriable
 from schemas.messages import Status
 from tests.cassandra_stage import TABLES, TIMEOUT_S, empty, keyspace, way
@@ -68,13 +68,13 @@ def test_a_write_that_timed_out_is_repeated_and_nothing_is_doubled(
         writer.positions()
         road.is_deaf = True
         with pytest.raises(Retriable):
-            writer.apply(0, changes, Position(50, 1))
+            writer.apply([Batch(0, changes, Position(50, 1))])
         eventually(lambda: view.count(TaskFilter()) in (0, 50), "no half of a batch that is still on its way")
         road.unblock()
 
         def is_applied() -> bool:
             try:
-                writer.apply(0, changes, Position(50, 1))
+                writer.apply([Batch(0, changes, Position(50, 1))])
             except Retriable:
                 return False
             return True
@@ -86,7 +86,7 @@ def test_a_write_that_timed_out_is_repeated_and_nothing_is_doubled(
     CassandraView(settings, now_us=lambda: NOW).close()
     another = CassandraView(settings, now_us=lambda: NOW)
     another._applied[0] = 0  # it believes that nothing was applied
-    another.apply(0, changes, Position(50, 1))
+    another.apply([Batch(0, changes, Position(50, 1))])
     assert dump(view, settings) == once
     writing = another._writing
     statements = [writing.task, writing.attempt, writing.trim, writing.revive, writing.entry, writing.position]
@@ -101,15 +101,15 @@ def test_absent_columns_leave_no_tombstones(settings: CassandraSettings, view: C
     value is a deletion, and the only one."""
     ids = [f"t{number}" for number in range(2_000)]
     absent = dict.fromkeys(("deadline_at", "worker_id", "result", "last_error", "cancel_reason", "fingerprint"))
-    view.apply(0, [begun(task_id, NOW, next_run_at=NOW, **absent) for task_id in ids], Position(1, 1))
+    view.apply([Batch(0, [begun(task_id, NOW, next_run_at=NOW, **absent) for task_id in ids], Position(1, 1))])
     for version in range(2, 7):
         status = Status.RUNNING if version % 2 else Status.RETRYING
         changes = [changed(task_id, status=status, version=version, cancel_reason=None) for task_id in ids]
-        view.apply(0, changes, Position(version, 1))
+        view.apply([Batch(0, changes, Position(version, 1))])
     keyspace = settings.keyspace
     for table in ("tasks", "tasks_by_tenant"):
         assert read_of(view, f"SELECT * FROM {keyspace}.{table}") == (len(ids), 0)
-    view.apply(0, [changed(task_id, next_run_at=None, version=7) for task_id in ids], Position(7, 1))
+    view.apply([Batch(0, [changed(task_id, next_run_at=None, version=7) for task_id in ids], Position(7, 1))])
     assert read_of(view, f"SELECT * FROM {keyspace}.tasks") == (len(ids), len(ids))
     row = view.task("t3")
     assert row is not None
@@ -137,17 +137,23 @@ def test_nothing_is_polled_and_lists_do_not_read_their_history(
         ids = [f"t{round_}-{number}" for number in range(100)]
         view._applied.setdefault(0, 0)
         dead: dict[str, Any] = {"status": Status.DEAD, "is_dead_letter": True, "completed_at": at}
-        view.apply(0, [begun(task_id, at) for task_id in ids], Position(round_ * 3 + 1, 1))
-        view.apply(0, [changed(task_id, version=2, **dead) for task_id in ids], Position(round_ * 3 + 2, 1))
+        view.apply([Batch(0, [begun(task_id, at) for task_id in ids], Position(round_ * 3 + 1, 1))])
+        view.apply([Batch(0, [changed(task_id, version=2, **dead) for task_id in ids], Position(round_ * 3 + 2, 1))])
         assert not reads
         discarded = [changed(task_id, is_dead_letter=False, version=3) for task_id in ids]
-        view.apply(0, discarded, Position(round_ * 3 + 3, 1))
+        view.apply([Batch(0, discarded, Position(round_ * 3 + 3, 1))])
         reads.clear()  # an ended task is read back for an operator's change
         costs.append(read_of(view, newest, ("default", lists.slice_of(at))))
     assert positions == {}
     assert set(costs) == {(50, 0)}
     view.apply(
-        0, [begun("late", NOW + 5), begun("dead", NOW, status=Status.DEAD, is_dead_letter=True)], Position(99, 1)
+        [
+            Batch(
+                0,
+                [begun("late", NOW + 5), begun("dead", NOW, status=Status.DEAD, is_dead_letter=True)],
+                Position(99, 1),
+            )
+        ]
     )
     assert "late" in pages(view, TaskFilter(), 500)
     reads.clear()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.ports import TaskChange
+from scheduler.ports import Batch, TaskChange
 from schemas.ids import shard_of
 from schemas.messages import Status
 from tests.harness import SHARDS, WAIT_S, Api, eventually, running
@@ -119,7 +119,7 @@ def forget_result(engine: Engine, task_id: str) -> None:
     eventually(lambda: (row := engine.view.task(task_id)) is not None and row.status is Status.SUCCEEDED)
     position = engine.view.positions()[partition]
     change = TaskChange(task_id=task_id, columns={"result": None}, attempts={})
-    engine.view.apply(partition, [change], position._replace(next_offset=position.next_offset + 1))
+    engine.view.apply([Batch(partition, [change], position._replace(next_offset=position.next_offset + 1))])
 
 
 def test_six_answers_are_told_apart(engine: Engine, remote: App) -> None:

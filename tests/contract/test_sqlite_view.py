@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.sqlite import SqliteView
-from scheduler.ports import Position, TaskFilter
+from scheduler.ports import Batch, Position, TaskFilter
 from schemas.errors import Fatal
 from tests.contract.view import ViewContract, begun, changed
 
@@ -34,7 +34,7 @@ def view(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqliteView]
 
 def test_rows_and_positions_survive_a_restart(tmp_path: Path) -> None:
     first = SqliteView(tmp_path / "view.db")
-    first.apply(0, [begun("a")], Position(5, 2))
+    first.apply([Batch(0, [begun("a")], Position(5, 2))])
     row = first.task("a")
     first.close()
     second = SqliteView(tmp_path / "view.db")
@@ -44,24 +44,24 @@ def test_rows_and_positions_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_rebuilt_view_takes_the_place_of_the_old_one_at_once(view: SqliteView) -> None:
-    view.apply(0, [begun("old")], Position(9, 2))
+    view.apply([Batch(0, [begun("old")], Position(9, 2))])
     fresh = view.fresh()
     assert dict(fresh.positions()) == {}
-    fresh.apply(0, [begun("new")], Position(1, 1))
+    fresh.apply([Batch(0, [begun("new")], Position(1, 1))])
     assert view.task("old") is not None
     assert view.task("new") is None
     view.replace_with(fresh)
     assert view.task("old") is None
     assert view.task("new") is not None
     assert dict(view.positions()) == {0: Position(1, 1)}
-    view.apply(0, [begun("newer")], Position(2, 1))
+    view.apply([Batch(0, [begun("newer")], Position(2, 1))])
     assert view.count(TaskFilter()) == 2
 
 
 def test_a_rebuild_that_was_given_up_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     view = SqliteView(tmp_path / "view.db")
     given_up = view.fresh()
-    given_up.apply(0, [begun("half")], Position(1, 1))
+    given_up.apply([Batch(0, [begun("half")], Position(1, 1))])
     given_up.close()
     fresh = view.fresh()
     assert fresh.task("half") is None
@@ -72,7 +72,7 @@ def test_a_rebuild_that_was_given_up_leaves_nothing_to_the_next(tmp_path: Path) 
 
 def test_readers_see_whole_batches_while_the_writer_writes_and_the_file_is_replaced(view: SqliteView) -> None:
     ids = [f"t{number}" for number in range(20)]
-    view.apply(0, [begun(task_id) for task_id in ids], Position(1, 1))
+    view.apply([Batch(0, [begun(task_id) for task_id in ids], Position(1, 1))])
     is_over = threading.Event()
     faults: list[object] = []
 
@@ -89,10 +89,10 @@ def test_readers_see_whole_batches_while_the_writer_writes_and_the_file_is_repla
     for reader in readers:
         reader.start()
     for version in range(2, 60):
-        view.apply(0, [changed(task_id, version=version) for task_id in ids], Position(version, 1))
+        view.apply([Batch(0, [changed(task_id, version=version) for task_id in ids], Position(version, 1))])
         if version % 20 == 0:
             fresh = view.fresh()
-            fresh.apply(0, [begun(task_id, version=version) for task_id in ids], Position(version, 1))
+            fresh.apply([Batch(0, [begun(task_id, version=version) for task_id in ids], Position(version, 1))])
             view.replace_with(fresh)
     is_over.set()
     for reader in readers:
@@ -106,7 +106,7 @@ def test_a_reader_that_is_second_to_an_idle_connection_opens_one(tmp_path: Path)
             return 1  # as it was when this reader looked; the other one has taken it since
 
     view = SqliteView(tmp_path / "view.db")
-    view.apply(0, [begun("a")], Position(1, 1))
+    view.apply([Batch(0, [begun("a")], Position(1, 1))])
     view._idle = Raced()
     assert view.task("a") is not None
     view.close()
@@ -114,11 +114,11 @@ def test_a_reader_that_is_second_to_an_idle_connection_opens_one(tmp_path: Path)
 
 def test_a_full_disk_is_reported_with_what_to_do_and_changes_nothing(tmp_path: Path) -> None:
     view = SqliteView(tmp_path / "view.db")
-    view.apply(0, [begun("a")], Position(1, 1))
+    view.apply([Batch(0, [begun("a")], Position(1, 1))])
     (pages,) = view._writer.execute("PRAGMA page_count").fetchone()
     view._writer.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     with pytest.raises(Fatal, match="free some space"):
-        view.apply(0, [begun(f"t{number}") for number in range(1_000)], Position(2, 1))
+        view.apply([Batch(0, [begun(f"t{number}") for number in range(1_000)], Position(2, 1))])
     assert view.count(TaskFilter()) == 1
     assert dict(view.positions()) == {0: Position(1, 1)}
     view.close()

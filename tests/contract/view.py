@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scheduler.ports import AttemptOutcome, AttemptRow, Position, TaskChange, TaskFilter, TaskRow, View
+from scheduler.ports import AttemptOutcome, AttemptRow, Batch, Position, TaskChange, TaskFilter, TaskRow, View
 from schemas.messages import ErrorKind, Priority, Status, TaskError, TaskSpec
 
 ERROR = TaskError(kind=ErrorKind.RAISED, type="ValueError", message="no", bases=("Exception",), traceback="…\x00")
@@ -38,7 +38,7 @@ class ViewContract:
         assert view.count(TaskFilter()) == 0
 
     def test_several_rows_are_read_together(self, view: View) -> None:
-        view.apply(0, [begun(f"t{number}", number) for number in range(50)], Position(1, 1))
+        view.apply([Batch(0, [begun(f"t{number}", number) for number in range(50)], Position(1, 1))])
         wanted = ["t3", "t49", "nobody", "t0"]
         assert view.rows(wanted) == {task_id: view.task(task_id) for task_id in wanted if task_id != "nobody"}
 
@@ -46,7 +46,7 @@ class ViewContract:
         spec = TaskSpec(
             task_type="send", payload=b"\x00\xff", metadata={"k": "v ü"}, priority=Priority.HIGH, scheduled_at=7
         )
-        view.apply(0, [begun("a", 5, spec=spec, next_run_at=7, traceparent="00-1")], Position(1, 1))
+        view.apply([Batch(0, [begun("a", 5, spec=spec, next_run_at=7, traceparent="00-1")], Position(1, 1))])
         assert view.task("a") == TaskRow(
             task_id="a",
             spec=spec,
@@ -58,12 +58,18 @@ class ViewContract:
             traceparent="00-1",
         )
         started = {"worker_id": "w1", "started_at": 8}
-        view.apply(0, [changed("a", {1: started}, status=Status.RUNNING, version=2, attempt=1)], Position(2, 1))
+        view.apply(
+            [Batch(0, [changed("a", {1: started}, status=Status.RUNNING, version=2, attempt=1)], Position(2, 1))]
+        )
         failed = {"finished_at": 9, "outcome": AttemptOutcome.FAILED, "error": ERROR}
         view.apply(
-            0,
-            [changed("a", {1: failed}, status=Status.DEAD, version=3, next_run_at=None, last_error=ERROR)],
-            Position(3, 1),
+            [
+                Batch(
+                    0,
+                    [changed("a", {1: failed}, status=Status.DEAD, version=3, next_run_at=None, last_error=ERROR)],
+                    Position(3, 1),
+                )
+            ]
         )
         attempt = AttemptRow(
             attempt=1, worker_id="w1", started_at=8, finished_at=9, outcome=AttemptOutcome.FAILED, error=ERROR
@@ -76,28 +82,28 @@ class ViewContract:
         assert row.spec == spec
 
     def test_attempts_come_in_order(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(1, 1))
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
         for number in (3, 1, 12, 2):
-            view.apply(0, [changed("a", {number: {"worker_id": f"w{number}"}})], Position(1 + number * 10, 1))
-            view.apply(0, [changed("a", {number: {"finished_at": number}})], Position(2 + number * 10, 1))
+            view.apply([Batch(0, [changed("a", {number: {"worker_id": f"w{number}"}})], Position(1 + number * 10, 1))])
+            view.apply([Batch(0, [changed("a", {number: {"finished_at": number}})], Position(2 + number * 10, 1))])
         row = view.task("a")
         assert row is not None
         assert [attempt.attempt for attempt in row.attempts] == [3, 12]
 
     def test_several_attempts_in_one_change(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(1, 1))
-        view.apply(0, [changed("a", {2: {"worker_id": "w2"}, 1: {"worker_id": "w1"}})], Position(2, 1))
-        view.apply(0, [changed("a", {3: {"worker_id": "w3"}, 2: {"worker_id": None}})], Position(3, 1))
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
+        view.apply([Batch(0, [changed("a", {2: {"worker_id": "w2"}, 1: {"worker_id": "w1"}})], Position(2, 1))])
+        view.apply([Batch(0, [changed("a", {3: {"worker_id": "w3"}, 2: {"worker_id": None}})], Position(3, 1))])
         row = view.task("a")
         assert row is not None
         assert [(attempt.attempt, attempt.worker_id) for attempt in row.attempts] == [(1, "w1"), (2, None), (3, "w3")]
 
     def test_of_an_earlier_task_under_the_same_id_nothing_stays(self, view: View) -> None:
-        view.apply(0, [begun("a", worker_id="w", is_dead_letter=True)], Position(1, 1))
-        view.apply(0, [changed("a", {1: {"worker_id": "w"}, 2: {"worker_id": "w"}})], Position(2, 1))
+        view.apply([Batch(0, [begun("a", worker_id="w", is_dead_letter=True)], Position(1, 1))])
+        view.apply([Batch(0, [changed("a", {1: {"worker_id": "w"}, 2: {"worker_id": "w"}})], Position(2, 1))])
         again = begun("a", 9)
         again.attempts = {1: {"worker_id": "x"}}
-        view.apply(0, [again], Position(3, 1))
+        view.apply([Batch(0, [again], Position(3, 1))])
         row = view.task("a")
         assert row is not None
         assert (row.created_at, row.worker_id, row.is_dead_letter) == (9, None, False)
@@ -105,9 +111,9 @@ class ViewContract:
         assert view.count(TaskFilter()) == 1
 
     def test_what_was_applied_is_not_applied_again(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(5, 2))
-        view.apply(0, [changed("a", version=7)], Position(5, 2))
-        view.apply(0, [changed("a", version=8), begun("b")], Position(4, 2))
+        view.apply([Batch(0, [begun("a")], Position(5, 2))])
+        view.apply([Batch(0, [changed("a", version=7)], Position(5, 2))])
+        view.apply([Batch(0, [changed("a", version=8), begun("b")], Position(4, 2))])
         row = view.task("a")
         assert row is not None
         assert row.version == 1
@@ -115,15 +121,17 @@ class ViewContract:
         assert dict(view.positions()) == {0: Position(5, 2)}
 
     def test_partitions_have_positions_of_their_own(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(5, 2))
-        view.apply(3, [begun("b")], Position(1, 1))
-        view.apply(3, [], Position(2, 4))
+        view.apply([Batch(0, [begun("a")], Position(5, 2))])
+        view.apply([Batch(3, [begun("b")], Position(1, 1))])
+        view.apply([Batch(3, [], Position(2, 4))])
         assert dict(view.positions()) == {0: Position(5, 2), 3: Position(2, 4)}
 
     def test_rows_and_position_move_together_or_not_at_all(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(1, 1))
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
         with pytest.raises(TypeError):
-            view.apply(0, [changed("a", version=2), begun("b"), changed("a", no_such_column=1)], Position(2, 1))
+            view.apply(
+                [Batch(0, [changed("a", version=2), begun("b"), changed("a", no_such_column=1)], Position(2, 1))]
+            )
         row = view.task("a")
         assert row is not None
         assert row.version == 1
@@ -131,14 +139,16 @@ class ViewContract:
         assert dict(view.positions()) == {0: Position(1, 1)}
 
     def test_a_change_of_a_task_that_never_began_shows_nothing(self, view: View) -> None:
-        view.apply(0, [changed("a", {1: {"worker_id": "w"}}, status=Status.RUNNING)], Position(1, 1))
+        view.apply([Batch(0, [changed("a", {1: {"worker_id": "w"}}, status=Status.RUNNING)], Position(1, 1))])
         assert view.task("a") is None
         assert view.tasks(TaskFilter(), 10).rows == []
 
     def test_large_runs_of_changes(self, view: View) -> None:
         ids = [f"task-{number}" for number in range(3_000)]
-        view.apply(0, [begun(task_id, number) for number, task_id in enumerate(ids)], Position(1, 1))
-        view.apply(0, [changed(task_id, {1: {"worker_id": task_id}}, version=2) for task_id in ids], Position(2, 1))
+        view.apply([Batch(0, [begun(task_id, number) for number, task_id in enumerate(ids)], Position(1, 1))])
+        view.apply(
+            [Batch(0, [changed(task_id, {1: {"worker_id": task_id}}, version=2) for task_id in ids], Position(2, 1))]
+        )
         assert view.count(TaskFilter()) == 3_000
         for task_id in (ids[0], ids[1_234], ids[-1]):
             row = view.task(task_id)
@@ -149,22 +159,22 @@ class ViewContract:
 
     def test_pages_are_newest_first_then_by_id_and_meet_each_row_once(self, view: View) -> None:
         created = {f"t{number:02}": number // 4 for number in range(30)}
-        view.apply(0, [begun(task_id, at) for task_id, at in created.items()], Position(1, 1))
+        view.apply([Batch(0, [begun(task_id, at) for task_id, at in created.items()], Position(1, 1))])
         expected = sorted(created, key=lambda task_id: (-created[task_id], task_id))
         for limit in (1, 4, 7, 30, 31):
             assert pages(view, TaskFilter(), limit) == expected
 
     def test_a_page_holds_rows_without_attempts(self, view: View) -> None:
-        view.apply(0, [begun("a")], Position(1, 1))
-        view.apply(0, [changed("a", {1: {"worker_id": "w"}})], Position(2, 1))
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
+        view.apply([Batch(0, [changed("a", {1: {"worker_id": "w"}})], Position(2, 1))])
         (row,) = view.tasks(TaskFilter(), 10).rows
         assert row.attempts == ()
         assert msgspec.structs.replace(row, attempts=(AttemptRow(attempt=1, worker_id="w"),)) == view.task("a")
 
     def test_rows_that_come_between_two_pages_disturb_no_page(self, view: View) -> None:
-        view.apply(0, [begun(f"t{number}", number) for number in range(10)], Position(1, 1))
+        view.apply([Batch(0, [begun(f"t{number}", number) for number in range(10)], Position(1, 1))])
         page = view.tasks(TaskFilter(), 5)
-        view.apply(0, [begun(f"u{number}", 100) for number in range(10)], Position(2, 1))
+        view.apply([Batch(0, [begun(f"u{number}", 100) for number in range(10)], Position(2, 1))])
         rest = view.tasks(TaskFilter(), 100, page.cursor).rows
         assert [row.task_id for row in rest] == ["t4", "t3", "t2", "t1", "t0"]
 
@@ -177,7 +187,7 @@ class ViewContract:
             columns = {"status": status, "is_dead_letter": bool(dead)}
             changes.append(begun(f"t{number:03}", number, spec=spec, **columns))
             rows[f"t{number:03}"] = TaskRow(task_id=f"t{number:03}", **changes[-1].columns)
-        view.apply(0, changes, Position(1, 1))
+        view.apply([Batch(0, changes, Position(1, 1))])
         for wanted in (
             TaskFilter(tenant_id="x"),
             TaskFilter(queue="q2"),
@@ -206,9 +216,9 @@ class ViewContract:
             assert view.count(wanted) == len(expected)
 
     def test_filters_follow_what_changed(self, view: View) -> None:
-        view.apply(0, [begun("a", is_dead_letter=True, status=Status.DEAD)], Position(1, 1))
+        view.apply([Batch(0, [begun("a", is_dead_letter=True, status=Status.DEAD)], Position(1, 1))])
         moved = TaskSpec(task_type="send", priority=Priority.LOW)
-        view.apply(0, [changed("a", is_dead_letter=False, status=Status.PENDING, spec=moved)], Position(2, 1))
+        view.apply([Batch(0, [changed("a", is_dead_letter=False, status=Status.PENDING, spec=moved)], Position(2, 1))])
         assert view.count(TaskFilter(is_dead_letter=True)) == view.count(TaskFilter(status=Status.DEAD)) == 0
         assert view.count(TaskFilter(status=Status.PENDING, priority=Priority.LOW)) == 1
 

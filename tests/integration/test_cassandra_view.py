@@ -18,7 +18,7 @@ from infra.cassandra.rows import ATTEMPT_DEFAULTS, TASK_DEFAULTS
 from infra.local import LocalBroker
 from infra.sqlite import SqliteLogStorage, SqliteView
 from infra.topics import embedded_catalog
-from scheduler.ports import Entry, Position, TaskFilter, View
+from scheduler.ports import Batch, Entry, Position, TaskFilter, View
 from scheduler.projector import Projector
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable
@@ -84,21 +84,21 @@ def ttls(view: CassandraView, settings: CassandraSettings) -> dict[str, set[bool
 def test_an_old_write_never_wins(view: CassandraView, other: CassandraView) -> None:
     first = begun("a", NOW, next_run_at=NOW)
     running = changed("a", {1: {"worker_id": "w"}}, status=Status.RUNNING, version=2, next_run_at=None, attempt=1)
-    view.apply(0, [first], Position(1, 1))
+    view.apply([Batch(0, [first], Position(1, 1))])
     assert other.positions() == {0: Position(1, 1)}
-    other.apply(0, [], Position(2, 1))  # from now on it believes that it is alone
-    view.apply(0, [running], Position(3, 1))
+    other.apply([Batch(0, [], Position(2, 1))])  # from now on it believes that it is alone
+    view.apply([Batch(0, [running], Position(3, 1))])
     ended = changed("a", {1: {"finished_at": NOW}}, status=Status.DEAD, version=3, is_dead_letter=True)
-    view.apply(0, [ended], Position(4, 1))
+    view.apply([Batch(0, [ended], Position(4, 1))])
     before = view.task("a")
-    other.apply(0, [running], Position(3, 1))
+    other.apply([Batch(0, [running], Position(3, 1))])
     assert view.task("a") == before
     assert view.positions() == {0: Position(4, 1)}
     assert [view.count(TaskFilter(status=status)) for status in (Status.RUNNING, Status.DEAD)] == [0, 1]
     assert view.count(TaskFilter(is_dead_letter=True)) == 1
     redriven = changed("a", status=Status.PENDING, version=4, is_dead_letter=False)
-    view.apply(0, [redriven], Position(5, 1))
-    other.apply(0, [ended], Position(4, 1))
+    view.apply([Batch(0, [redriven], Position(5, 1))])
+    other.apply([Batch(0, [ended], Position(4, 1))])
     assert view.count(TaskFilter(is_dead_letter=True)) == 0
     assert view.count(TaskFilter(status=Status.PENDING)) == 1
 
@@ -145,15 +145,15 @@ def test_projectors_that_overlap_leave_what_one_alone_would_leave(
 def test_what_was_written_before_an_error_is_written_again(settings: CassandraSettings, view: CassandraView) -> None:
     """The way ends in the middle of a large batch; the same changes again complete it."""
     ids = [f"t{number}" for number in range(3_000)]
-    view.apply(0, [begun(task_id, NOW) for task_id in ids], Position(1, 1))
+    view.apply([Batch(0, [begun(task_id, NOW) for task_id in ids], Position(1, 1))])
     ended = [changed(task_id, status=Status.SUCCEEDED, version=2, completed_at=NOW) for task_id in ids]
     with way(settings) as (road, by_road):
         writer = at_now(by_road)
         threading.Timer(0.15, road.block).start()
         with pytest.raises(Retriable):
             while True:  # until the timer fires; each round is another batch
-                writer.apply(0, ended, Position(2, 1))
-                writer.apply(0, [changed("t0", version=3)], Position(view.positions()[0].next_offset + 1, 1))
+                writer.apply([Batch(0, ended, Position(2, 1))])
+                writer.apply([Batch(0, [changed("t0", version=3)], Position(view.positions()[0].next_offset + 1, 1))])
         road.unblock()
         eventually(lambda: _applied(writer, ended, Position(10_000, 1)), "the batch after the outage")
         writer.close()
@@ -164,7 +164,7 @@ def test_what_was_written_before_an_error_is_written_again(settings: CassandraSe
 
 def _applied(view: View, changes: list[Any], position: Position) -> bool:
     try:
-        view.apply(0, changes, position)
+        view.apply([Batch(0, changes, position)])
     except Retriable:
         return False
     return True
@@ -174,14 +174,14 @@ def test_a_redrive_whose_write_failed_is_whole_the_second_time(
     settings: CassandraSettings, view: CassandraView
 ) -> None:
     dead: dict[str, Any] = {"status": Status.DEAD, "is_dead_letter": True, "completed_at": NOW, "last_error": None}
-    view.apply(0, [begun("a", NOW, traceparent="00", **dead)], Position(1, 1))
+    view.apply([Batch(0, [begun("a", NOW, traceparent="00", **dead)], Position(1, 1))])
     redriven = [changed("a", status=Status.PENDING, version=2, completed_at=None, is_dead_letter=False)]
     with way(settings) as (road, by_road):
         writer = at_now(by_road)
         assert writer.task("a") is not None
         road.block()
         with pytest.raises(Retriable):
-            writer.apply(0, redriven, Position(2, 1))
+            writer.apply([Batch(0, redriven, Position(2, 1))])
         road.unblock()
         eventually(lambda: _applied(writer, redriven, Position(2, 1)), "the redrive")
         writer.close()
@@ -196,8 +196,10 @@ def test_a_redrive_whose_write_failed_is_whole_the_second_time(
 
 def test_only_what_has_ended_expires_and_then_all_of_it(view: CassandraView, settings: CassandraSettings) -> None:
     first = begun("a", NOW, traceparent="00-1", next_run_at=NOW)
-    view.apply(0, [first], Position(1, 1))
-    view.apply(0, [changed("a", {1: {"worker_id": "w", "started_at": NOW}}, status=Status.RUNNING)], Position(2, 1))
+    view.apply([Batch(0, [first], Position(1, 1))])
+    view.apply(
+        [Batch(0, [changed("a", {1: {"worker_id": "w", "started_at": NOW}}, status=Status.RUNNING)], Position(2, 1))]
+    )
     assert ttls(view, settings) == {
         "tasks": {False},
         "attempts": {False},
@@ -205,13 +207,13 @@ def test_only_what_has_ended_expires_and_then_all_of_it(view: CassandraView, set
         "dead_letters_by_queue": set(),
     }
     dead = changed("a", {1: {"finished_at": NOW}}, status=Status.DEAD, is_dead_letter=True, completed_at=NOW)
-    view.apply(0, [dead], Position(3, 1))
+    view.apply([Batch(0, [dead], Position(3, 1))])
     expiring = {"tasks": {True}, "attempts": {True}, "tasks_by_tenant": {True}, "dead_letters_by_queue": {True}}
     assert ttls(view, settings) == expiring
-    view.apply(0, [changed("a", is_dead_letter=False, version=4)], Position(4, 1))
+    view.apply([Batch(0, [changed("a", is_dead_letter=False, version=4)], Position(4, 1))])
     assert ttls(view, settings) == expiring | {"dead_letters_by_queue": set()}
     live = changed("a", status=Status.PENDING, is_dead_letter=False, completed_at=None, version=5)
-    view.apply(0, [live], Position(5, 1))
+    view.apply([Batch(0, [live], Position(5, 1))])
     assert ttls(view, settings) == {
         "tasks": {False},
         "attempts": {False},
@@ -223,26 +225,26 @@ def test_only_what_has_ended_expires_and_then_all_of_it(view: CassandraView, set
 def test_the_time_until_it_expires_begins_at_the_end(view: CassandraView, settings: CassandraSettings) -> None:
     """Not at the write, which may be that of a view that is made again days later."""
     ended_at = NOW - 400 * 1_000_000
-    view.apply(0, [begun("a", NOW - DAY, status=Status.SUCCEEDED, completed_at=ended_at)], Position(1, 1))
+    view.apply([Batch(0, [begun("a", NOW - DAY, status=Status.SUCCEEDED, completed_at=ended_at)], Position(1, 1))])
     ((left_s,),) = view._session.run(f"SELECT TTL(status) FROM {settings.keyspace}.tasks", TIMEOUT_S)
     assert TTL_S - 400 - 60 < left_s <= TTL_S - 400
 
 
 def test_an_ended_task_is_gone_when_its_time_is_over(settings: CassandraSettings, view: CassandraView) -> None:
     brief = CassandraView(msgspec.structs.replace(settings, ttl_s=1), now_us=lambda: NOW)
-    brief.apply(0, [begun("a", NOW, status=Status.SUCCEEDED), begun("b", NOW)], Position(1, 1))
+    brief.apply([Batch(0, [begun("a", NOW, status=Status.SUCCEEDED), begun("b", NOW)], Position(1, 1))])
     brief.close()
     eventually(lambda: view.task("a") is None, "the end of a's time")
     assert pages(view, TaskFilter(), 10) == ["b"]
-    view.apply(0, [changed("a", version=2)], Position(2, 1))
+    view.apply([Batch(0, [changed("a", version=2)], Position(2, 1))])
     assert view.task("a") is None
 
 
 def test_old_attempts_are_let_go_of(view: CassandraView, settings: CassandraSettings) -> None:
-    view.apply(0, [begun("a", NOW)], Position(1, 1))
+    view.apply([Batch(0, [begun("a", NOW)], Position(1, 1))])
     for begin in range(1, 451, 30):
         attempts = {number: {"worker_id": f"w{number}"} for number in range(begin, begin + 30)}
-        view.apply(0, [changed("a", attempts, attempt=begin + 29)], Position(begin + 30, 1))
+        view.apply([Batch(0, [changed("a", attempts, attempt=begin + 29)], Position(begin + 30, 1))])
     row = view.task("a")
     assert row is not None
     assert [attempt.attempt for attempt in row.attempts] == list(range(351, 451))
@@ -258,11 +260,11 @@ def test_tasks_that_are_not_remembered_are_read_back(
 ) -> None:
     monkeypatch.setattr("infra.cassandra.view.LIVES_MAX", 3)
     ids = [f"t{number}" for number in range(200)]
-    view.apply(0, [begun(task_id, NOW, traceparent=task_id) for task_id in ids], Position(1, 1))
+    view.apply([Batch(0, [begun(task_id, NOW, traceparent=task_id) for task_id in ids], Position(1, 1))])
     assert len(view._lives._lives) == 3
     started = [changed(task_id, {1: {"worker_id": "w"}}, version=2) for task_id in ids]
-    view.apply(0, started, Position(2, 1))
-    view.apply(0, [changed(task_id, status=Status.SUCCEEDED, version=3) for task_id in ids], Position(3, 1))
+    view.apply([Batch(0, started, Position(2, 1))])
+    view.apply([Batch(0, [changed(task_id, status=Status.SUCCEEDED, version=3) for task_id in ids], Position(3, 1))])
     assert view._lives._lives == {}
     assert view._lives._bytes == 0
     row = view.task("t7")
@@ -284,7 +286,7 @@ def test_lists_lead_through_months_hours_and_tenants(view: CassandraView, monkey
         begun(task_id, at, spec=TaskSpec(task_type="a", tenant_id=tenant), status=Status.RUNNING)
         for task_id, (at, tenant) in created.items()
     ]
-    view.apply(0, changes, Position(1, 1))
+    view.apply([Batch(0, changes, Position(1, 1))])
 
     def expected(tenant: str | None, low: int = 0, high: int = 1 << 62) -> list[str]:
         found = [(-at, task_id) for task_id, (at, of) in created.items() if tenant in (None, of) and low <= at < high]
@@ -319,12 +321,12 @@ def test_dead_letters_of_all_queues_and_of_one(view: CassandraView) -> None:
         for queue in ("p", "q")
         for number in range(5)
     ]
-    view.apply(0, changes, Position(1, 1))
+    view.apply([Batch(0, changes, Position(1, 1))])
     assert pages(view, TaskFilter(is_dead_letter=True, queue="q"), 2) == [f"q{number}" for number in range(5)]
     everyone = [f"{queue}{number}" for number in range(5) for queue in ("p", "q")]
     assert pages(view, TaskFilter(is_dead_letter=True), 3) == everyone
     moved = TaskSpec(task_type="a", queue="p")
-    view.apply(0, [changed("q2", spec=moved), changed("q3", is_dead_letter=False)], Position(2, 1))
+    view.apply([Batch(0, [changed("q2", spec=moved), changed("q3", is_dead_letter=False)], Position(2, 1))])
     assert pages(view, TaskFilter(is_dead_letter=True, queue="q"), 9) == ["q0", "q1", "q4"]
     assert "q2" in pages(view, TaskFilter(is_dead_letter=True, queue="p"), 9)
     assert view.count(TaskFilter(is_dead_letter=True, priority=Priority.LOW)) == 0
@@ -332,7 +334,7 @@ def test_dead_letters_of_all_queues_and_of_one(view: CassandraView) -> None:
 
 def test_large_payloads_are_written_and_listed(view: CassandraView) -> None:
     spec = TaskSpec(task_type="a", payload=b"x" * 256 * 1024)
-    view.apply(0, [begun(f"t{number}", NOW, spec=spec) for number in range(30)], Position(1, 1))
+    view.apply([Batch(0, [begun(f"t{number}", NOW, spec=spec) for number in range(30)], Position(1, 1))])
     page = view.tasks(TaskFilter(), 30)
     assert [row.spec for row in page.rows] == [spec] * 30
 
@@ -348,7 +350,7 @@ def test_an_outage_is_over_without_a_restart(settings: CassandraSettings, view: 
         with pytest.raises(Retriable, match=r"check that it runs|within the time"):
             reader.task("a")
         with pytest.raises(Retriable):
-            reader.apply(0, [begun("a", NOW)], Position(1, 1))
+            reader.apply([Batch(0, [begun("a", NOW)], Position(1, 1))])
         road.unblock()
         eventually(lambda: _applied(reader, [begun("a", NOW)], Position(1, 1)), "the write after the outage", 15.0)
         assert reader.task("a") == view.task("a") is not None
@@ -409,7 +411,7 @@ def test_a_view_without_its_schema_says_what_to_run() -> None:
 def test_applying_the_schema_again_changes_nothing_and_rows_stay() -> None:
     with keyspace() as settings:
         view = CassandraView(settings)
-        view.apply(0, [begun("a")], Position(1, 1))
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
         report = apply_schema(settings)
         assert (report.before, report.after) == (schema.VERSION, schema.VERSION)
         assert "datacenter1 1" in report.replication
