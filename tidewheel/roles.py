@@ -26,6 +26,7 @@ from schemas.topics import REPLIES
 from tidewheel.api_server import PART as API_PART
 from tidewheel.api_server import ApiServer
 from tidewheel.app import App
+from tidewheel.awaited import AwaitedView
 from tidewheel.backend import LocalBackend
 from tidewheel.brokers import BrokerWatch
 from tidewheel.clock import SteadyClock
@@ -68,6 +69,11 @@ class Shared(NamedTuple):
     def connect(self, role: str) -> KafkaLog:
         """A connection to the log. Raises Retriable, Fatal."""
         return KafkaLog(self.kafka, self.catalog, client_id=f"tidewheel-{role}-{self.name}")
+
+    def view(self) -> AwaitedView:
+        """The view, connected now or as soon as it can be. Raises Fatal."""
+        cassandra = self.settings.of_cassandra()
+        return AwaitedView(lambda: CassandraView(cassandra))
 
 
 class Role:
@@ -178,9 +184,10 @@ class ProjectorRole(Role):
     parts = ("projector",)
 
     def _open(self, shared: Shared, files: ExitStack) -> None:
-        view = files.enter_context(closing(CassandraView(shared.settings.of_cassandra())))
+        self._view = files.enter_context(closing(shared.view()))
         self._log = WatchedLog(files.enter_context(closing(shared.connect(self.name))))
-        self._projector = files.enter_context(closing(Projector(self._log, view, shared.codec, partitions=None)))
+        projector = Projector(self._log, self._view, shared.codec, partitions=None)
+        self._projector = files.enter_context(closing(projector))
         self._lag: int | None = None
         self._lag_at = 0.0  # when that was looked at
 
@@ -195,6 +202,8 @@ class ProjectorRole(Role):
 
     def lag(self) -> int | None:
         """How many events of its partitions are not in the view yet, as of the last look; None before the first."""
+        if self._view.trouble is not None:
+            return None
         # Whatever is applied is followed by a look: a view that has moved since without one had nothing to apply.
         moved_at = time.monotonic() - self._projector.stalled_s()
         return 0 if moved_at > self._lag_at + LAG_EVERY_S else self._lag
@@ -210,6 +219,8 @@ class ProjectorRole(Role):
 
     def readiness(self, stalled_s: float) -> PartHealth:
         """When the view moves, or has nothing to catch up with."""
+        if self._view.trouble is not None:
+            return PartHealth(name=self.name, is_ok=False, detail=self._view.trouble)
         idle_s = self._projector.stalled_s()
         return PartHealth(name=self.name, is_ok=idle_s < stalled_s, detail=f"the view last moved {idle_s:.1f} s ago")
 
@@ -232,14 +243,14 @@ class ApiRole(Role):
 
     def _open(self, shared: Shared, files: ExitStack) -> None:
         settings = shared.settings
-        view = files.enter_context(closing(CassandraView(settings.of_cassandra())))
+        self._view = files.enter_context(closing(shared.view()))
         log = files.enter_context(closing(shared.connect(self.name)))
         # Who shares a partition reads the other's replies, and passes them over.
         partition = SystemRandom().randrange(log.partitions(REPLIES))
         self._gateway = Gateway(log, shared.codec, shards=settings.shards, partition=partition)
         self._service = TaskService(
             self._gateway,
-            view,
+            self._view,
             self._shards(),
             clock=shared.clock,
             random_bits=shared.rng.getrandbits,
@@ -283,8 +294,9 @@ class ApiRole(Role):
 
     def liveness(self, stalled_s: float) -> PartHealth:
         """By the last turn of the loop that reads replies."""
-        idle_s = self._gateway.stalled_s()
-        return PartHealth(name=self.name, is_ok=idle_s < stalled_s, detail=f"last turn {idle_s:.1f} s ago")
+        idle_s, trouble = self._gateway.stalled_s(), self._view.trouble
+        without = "" if trouble is None else f"; tasks are accepted, but without the view most reads fail: {trouble}"
+        return PartHealth(name=self.name, is_ok=idle_s < stalled_s, detail=f"last turn {idle_s:.1f} s ago{without}")
 
     def readiness(self, stalled_s: float) -> PartHealth:
         """When it takes requests; without the view it still does, and answers of tasks that live."""

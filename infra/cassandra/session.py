@@ -62,16 +62,21 @@ _FAILURES = (
 )
 
 
-class _ButBatches(logging.Filter):
-    """Drops what Cassandra says of the size of each batch: it is intended, and docs/CASSANDRA.md says what to set."""
+_BATCHES = ("Server warning: Batch for", "Server warning: Unlogged batch covering")
+_CONNECTING = ("[control connection] Error connecting", "Control connection failed to connect")
+
+
+class _Without(logging.Filter):
+    """Drops what the driver says again: of batches that are as large as they are meant to be (docs/CASSANDRA.md says
+    what to set), and of a failed connect, whose reason is raised."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record of the driver is worth a line."""
-        text = record.getMessage()
-        return not (text.startswith("Server warning: ") and ("Batch for" in text or "batch covering" in text))
+        return not record.getMessage().startswith((*_BATCHES, *_CONNECTING))
 
 
-logging.getLogger("cassandra.protocol").addFilter(_ButBatches())
+for _name in ("cassandra.protocol", "cassandra.cluster"):
+    logging.getLogger(_name).addFilter(_Without())
 
 
 class _Again(RetryPolicy):  # type: ignore[misc]  # of an untyped package

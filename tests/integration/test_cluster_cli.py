@@ -269,7 +269,7 @@ def test_without_brokers_a_process_is_alive_and_not_ready_until_they_are_back(tm
         (["scheduler"], {"TIDEWHEEL_KAFKA_BOOTSTRAP": "127.0.0.1:1"}, 3, "no broker of 127.0.0.1:1 answers"),
         (["scheduler"], {"TIDEWHEEL_KAFKA_PREFIX": "nobody."}, 3, "run `tidewheel topics apply`"),
         (["scheduler"], {"TIDEWHEEL_SHARDS": "5"}, 1, "set shards=4"),
-        (["projector"], {"TIDEWHEEL_CASSANDRA_PORT": "1"}, 3, "Cassandra"),
+        (["projector"], {"TIDEWHEEL_CASSANDRA_KEYSPACE": "nobody"}, 1, "tidewheel schema apply"),
         (["api"], {"TIDEWHEEL_CASSANDRA_KEYSPACE": "nobody"}, 1, "tidewheel schema apply"),
         (["api"], {"TIDEWHEEL_CASSANDRA_HOSTS": ""}, 2, "cassandra.hosts (TIDEWHEEL_CASSANDRA_HOSTS) is not set"),
         (["scheduler"], {"TIDEWHEEL_KAFKA_BOOTSTRAP": ""}, 2, "kafka.bootstrap (TIDEWHEEL_KAFKA_BOOTSTRAP)"),
