@@ -455,6 +455,10 @@ class LocalLog:
         """How many partitions a topic has. Fatal: no such topic."""
         return self._broker.catalog.spec(topic).partitions
 
+    def ready_partitions(self, topic: str) -> int:
+        """As `partitions`: all of them can always be written."""
+        return self.partitions(topic)
+
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Append entries; seen at once or after the commit, as their topics say. Raises Retriable when full."""
         self._broker.append(self, entries, on_ack)

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from scheduler.core.shard import Effects, Shard, ShardSettings, Source
-from scheduler.ports import Entry, Log, Reader, Record, StateStore, TopicPartition
+from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOError, Undecodable, UnknownSchema
 from schemas.ids import routing_key
@@ -27,6 +27,7 @@ from schemas.messages import (
     ForwardedRequest,
     InvalidRecord,
     Message,
+    Priority,
     ReadyTask,
     Replies,
     Reply,
@@ -39,6 +40,7 @@ from schemas.messages import (
     TaskRejected,
 )
 from schemas.topics import (
+    INPUT_TOPICS,
     REPLIES,
     TASK_EVENTS,
     TASK_REQUESTS,
@@ -106,6 +108,13 @@ class _Owed:
         self.is_sent = self.is_acknowledged = not entries
 
 
+class _Parcel(NamedTuple):
+    """Effects that are appended together. Nobody waits for most; `on_ack` tells whether ready records were taken."""
+
+    entries: list[Entry]
+    on_ack: OnAck | None = None
+
+
 class _Batch:
     """Events that are appended together, and what follows when they are acknowledged."""
 
@@ -142,7 +151,9 @@ class ShardHost:
         self._sent: deque[_Batch] = deque()
         self._failure: TidewheelIOError | None = None  # of a batch that was sent
         self._unsent: _Batch | None = None
-        self._outbox: list[Entry] = []
+        self._outbox: deque[_Parcel] = deque()
+        self._returned: list[str] = []  # tasks whose ready records were not taken
+        self._doubted: set[str] = set()  # topics of inputs whose ends were looked at since one came again
         self._owed: deque[_Owed] = deque()
         self._owed_count = 0  # since the last checkpoint: a load sends them all again
         self._next_offset = 0
@@ -236,6 +247,8 @@ class ShardHost:
                     break  # else another owner opened this epoch or a higher one first
         finally:
             reader.close()
+        for topic, position in shard.state.positions.items():
+            self._check_input(topic, position)
         self.shard = shard
 
     def _check_log(self, end_offset: int) -> None:
@@ -244,6 +257,22 @@ class ShardHost:
                 f"the checkpoint of shard {self.shard_id} reaches to event {self._next_offset}, but the log ends at "
                 f"{end_offset}: they are not of the same time. Bring back the log that belongs to the state; or, to go "
                 "on with what the log tells, remove the state"
+            )
+
+    def _check_input(self, topic: str, position: int) -> None:
+        """Fatal: the topic ends before what was decided of it, so that what is written there next would be passed over.
+
+        Retriable: the log does not say where it ends.
+        """
+        if topic not in INPUT_TOPICS:
+            return
+        end_offset = self._log.end_offset(TopicPartition(topic, self.shard_id))
+        if position > end_offset:
+            raise Fatal(
+                f"shard {self.shard_id} has decided {topic}[{self.shard_id}] up to offset {position}, but the topic "
+                f"ends at {end_offset}: it was made anew, or lost records, while the events and the state were kept. "
+                f"What is written below {position} would be taken for decided and be lost. Bring back the topic that "
+                "belongs to them; or begin a new cluster, with topics of another kafka.prefix or an empty data folder"
             )
 
     def _restore(self, shard: Shard) -> Generator[None, None, None]:
@@ -361,6 +390,7 @@ class ShardHost:
             or self._failure
             or self._checkpoint_results
             or (self._owed and self._owed[0].is_acknowledged)
+            or self._returned
         )
         return bool(has_news) or now >= self._step_at
 
@@ -383,8 +413,8 @@ class ShardHost:
         self._send_unsent()
         self._send_owed()
         self.shard.forget_ended(now)
-        if not is_blocked:  # what is to be started goes first: replies and signals can wait a little better
-            self._outbox[:0] = map(self._ready_entry, self.shard.dispatch(now))
+        if not is_blocked:
+            self._dispatch(now)
         self._send_outbox()
         self._step_at = self._due_at(now)
 
@@ -434,7 +464,11 @@ class ShardHost:
         return effects
 
     def _decide_input(self, record: Record, now: int) -> Effects:
-        if record.offset < self.shard.state.positions.get(record.topic, 0):
+        position = self.shard.state.positions.get(record.topic, 0)
+        if record.offset < position:
+            if record.topic not in self._doubted:  # nobody asked for it: is this still the topic that was read before?
+                self._check_input(record.topic, position)
+                self._doubted.add(record.topic)
             return Effects.none()  # decided before
         source = Source(record.topic, record.offset, record.key, record.value)
         try:
@@ -541,11 +575,13 @@ class ShardHost:
         for gateway, reply in effects.replies:
             if 0 <= gateway < self._gateways:  # else whoever wrote the request asks for an answer to nowhere
                 by_gateway.setdefault(gateway, []).append(reply)
-        encode, outbox = self._codec.encode, self._outbox
+        encode = self._codec.encode
+        entries: list[Entry] = []
         for gateway, replies in by_gateway.items():
-            outbox.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
-        for signal in effects.signals:
-            outbox.append(Entry(WORKER_SIGNALS, 0, signal.worker_id.encode(), encode(signal)))
+            entries.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
+        entries += [Entry(WORKER_SIGNALS, 0, one.worker_id.encode(), encode(one)) for one in effects.signals]
+        if entries:
+            self._outbox.append(_Parcel(entries))
         owed = [entry for event in effects.events for entry in self._owed_by(event)]
         checkpoint = batch.checkpoint and batch.checkpoint._replace(next_offset=self._next_offset)
         self._owed_count += len(owed)
@@ -605,19 +641,34 @@ class ShardHost:
             if checkpoint is not None:
                 self._commit_checkpoint(checkpoint)
 
-    def _ready_entry(self, ready: tuple[int, ReadyTask]) -> Entry:
-        partition, task = ready
-        topic = ready_topic(task.queue, task.priority)
-        return Entry(topic, partition, task.task_id.encode(), self._codec.encode(task))
+    def _dispatch(self, now: int) -> None:
+        """Send out what is to be started: each topic by itself, so that one that refuses is no other's trouble."""
+        returned, self._returned = self._returned, []
+        self.shard.not_sent(returned)
+        by_topic: dict[str, list[tuple[int, ReadyTask]]] = {}
+        for partition, task in self.shard.dispatch(now, self._partitions_of):
+            by_topic.setdefault(ready_topic(task.queue, task.priority), []).append((partition, task))
+        for topic, tasks in by_topic.items():
+            encode = self._codec.encode
+            entries = [Entry(topic, number, task.task_id.encode(), encode(task)) for number, task in tasks]
+            on_ack = partial(self._on_ready, self._generation, [task.task_id for _, task in tasks])
+            self._outbox.appendleft(_Parcel(entries, on_ack))  # replies and signals can wait a little better
+
+    def _partitions_of(self, queue: str, priority: Priority) -> int:
+        return self._log.ready_partitions(ready_topic(queue, priority))
+
+    def _on_ready(self, generation: object, task_ids: list[str], result: Sequence[int] | TidewheelIOError) -> None:
+        if isinstance(result, TidewheelIOError) and self._generation is generation:
+            self._returned += task_ids
 
     def _send_outbox(self) -> None:
         """Send released effects. Those that get lost are made good: replies by a deadline, the others are repeated."""
-        if self._outbox:
+        while self._outbox:
             try:
-                self._log.append(self._outbox)
+                self._log.append(*self._outbox[0])
             except Retriable:
                 return
-            self._outbox = []
+            self._outbox.popleft()
 
     # --- checkpoints ---------------------------------------------------------------------------------------------
 

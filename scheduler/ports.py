@@ -90,10 +90,17 @@ class Log(Protocol):
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has."""
 
+    def ready_partitions(self, topic: str) -> int:
+        """How many partitions of a ready topic can be written now; at once, from the thread that polls.
+
+        0: none. The adapter creates the topic, or tries again by itself what it was refused, and says so.
+        """
+
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Send entries, in order in each partition, after all that this connection appended before. Does not wait.
 
         Leaves no holes: when an append fails, so does all that was appended until one `poll` has reported it all.
+        Only an append of nothing but ready records may fail by itself, since nothing follows from these.
         Raises Retriable if the bounded buffer is full (nothing of the call was taken).
         """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -63,6 +63,18 @@ class SchedulerMetrics(Collector):
         for (queue, priority), count in depth.items():
             metric.add_metric([queue, priority], count)
         return metric
+
+
+class ReadyTopicMetrics(Collector):
+    """The ready topics that a scheduler cannot write, by name."""
+
+    def __init__(self, held: Callable[[], Mapping[str, str]]) -> None:
+        self._held = held
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        help_text = "Ready topics that cannot be written now: their tasks wait. /readyz says why."
+        yield GaugeMetricFamily("tidewheel_ready_topics_held", help_text, len(self._held()))
 
 
 class ViewMetrics(Collector):

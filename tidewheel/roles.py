@@ -35,6 +35,7 @@ from tidewheel.live import NoShards, ShardsHere
 from tidewheel.metrics import (
     GatewayMetrics,
     ProjectorMetrics,
+    ReadyTopicMetrics,
     SchedulerMetrics,
     ViewMetrics,
     WorkerMetrics,
@@ -141,10 +142,7 @@ class SchedulerRole(Role):
         self._clock = shared.clock
         self._log = files.enter_context(closing(shared.connect(self.name)))
         states = files.enter_context(closing(KafkaStateStore(shared.kafka)))
-        shard = ShardSettings(
-            ready_partitions=settings.kafka.ready_partitions,
-            idempotency_window_us=round(settings.idempotency_window_s * 1_000_000),
-        )
+        shard = ShardSettings(idempotency_window_us=round(settings.idempotency_window_s * 1_000_000))
         owner = RuntimeSettings(owner=shared.name, shard=shard)
         self.runtime = SchedulerRuntime(self._log, states, shared.codec, shared.clock, shared.rng, owner)
         self._began_at = shared.clock.now_us()
@@ -170,11 +168,13 @@ class SchedulerRole(Role):
         without_s = (self._clock.now_us() - self._began_at) / 1e6
         is_ok = alive.is_ok and active == len(phases) and (active > 0 or without_s > WITHOUT_SHARDS_S)
         detail = f"{active} of {len(phases)} shards loaded, {alive.detail}"
+        for topic, reason in self._log.held_topics().items():  # the other queues go on: no reason to be restarted
+            detail += f"; tasks of {topic} wait: {reason}"
         return PartHealth(name=self.name, is_ok=is_ok, detail=detail)
 
     def collectors(self) -> tuple[Collector, ...]:
         """Of the shards."""
-        return (SchedulerMetrics(self.runtime),)
+        return (SchedulerMetrics(self.runtime), ReadyTopicMetrics(self._log.held_topics))
 
 
 class ProjectorRole(Role):

@@ -23,6 +23,10 @@ class WatchedLog:
         """How many partitions a topic has."""
         return self._log.partitions(topic)
 
+    def ready_partitions(self, topic: str) -> int:
+        """How many partitions of a ready topic can be written now."""
+        return self._log.ready_partitions(topic)
+
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Send entries."""
         self._log.append(entries, on_ack)

@@ -14,6 +14,9 @@ its input look decided. The client keeps the order while it repeats what failed,
   first request for delivered, without an offset. Seen on one of a hundred new topics. So the first record of a producer
   in a partition goes alone; the next ones wait in its **lane** until it is acknowledged. And an acknowledgement without
   an offset counts as a failure.
+
+Ready records are no part of that, since nothing follows from them: what a ready topic does not take (it was removed, or
+may not be written) fails by itself, and the topic is not to be used for a while (see `ready`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -31,6 +34,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from infra.kafka.errors import translate, translated
 from infra.kafka.fetching import QUERY_S, Fetcher, KafkaMember, KafkaReader
 from infra.kafka.names import Names
+from infra.kafka.ready import ReadyTopics
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure_topic
 from infra.topics import ENVELOPE_BYTES, RECORD_BYTES_MAX, TopicCatalog
@@ -60,12 +64,30 @@ _PRODUCING: dict[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
     "message.timeout.ms": 0,
+    # How long a topic may be unknown to the brokers until what is to go there fails: far less than DELIVERY_S, lest a
+    # ready topic that was removed make all appends late.
+    "topic.metadata.propagation.max.ms": 5_000,
     "message.max.bytes": RECORD_BYTES_MAX + ENVELOPE_BYTES,
     "linger.ms": 0,  # what piles up while a request is on its way goes with the next one
     "queue.buffering.max.messages": 2 * UNACKNOWLEDGED_MAX,
     "queue.buffering.max.kbytes": 2 * UNACKNOWLEDGED_BYTES_MAX // 1024,
     "allow.auto.create.topics": False,
 }
+
+# What a topic has to do with, and not the brokers or the connection.
+_OF_TOPIC = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
 
 _log = structlog.get_logger(__name__)
 _client_log = logging.getLogger("tidewheel.kafka")  # the client logs through `logging` alone
@@ -74,9 +96,10 @@ _client_log = logging.getLogger("tidewheel.kafka")  # the client logs through `l
 class _Lane:
     """What this producer knows of a partition."""
 
-    __slots__ = ("acknowledged_at", "waiting")
+    __slots__ = ("acknowledged_at", "place", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, place: tuple[str, int]) -> None:
+        self.place = place
         self.acknowledged_at: float | None = None
         self.waiting: list[tuple[_Append, int, Entry]] = []  # until the first record is acknowledged
 
@@ -84,9 +107,10 @@ class _Lane:
 class _Append:
     """What is known of one call of `append`."""
 
-    __slots__ = ("error", "left", "offsets", "on_ack", "sent_at", "size")
+    __slots__ = ("error", "left", "offsets", "on_ack", "ready_topic", "sent_at", "size")
 
-    def __init__(self, count: int, size: int, on_ack: OnAck | None) -> None:
+    def __init__(self, count: int, size: int, on_ack: OnAck | None, ready_topic: str | None) -> None:
+        self.ready_topic = ready_topic  # if all its entries go there: then it may fail by itself
         self.on_ack = on_ack
         self.offsets = [-1] * count
         self.left = count
@@ -110,6 +134,7 @@ class KafkaLog:
         self._partitions: dict[str, int] = {}
         self._done: list[_Append] = []
         self._producer = self._new_producer()
+        self._ready = ReadyTopics(settings, catalog, self.wake)
         self._fetchers: list[Fetcher] = []
         self._members: list[KafkaMember] = []
         self._is_awake = False
@@ -130,12 +155,24 @@ class KafkaLog:
             known = self._partitions[topic] = self._look_up(topic)
         return known
 
+    def ready_partitions(self, topic: str) -> int:
+        """How many partitions of a ready topic can be written now; it is created, or tried again, in the background."""
+        found = self._ready.partitions(topic)
+        if found:
+            self._partitions[topic] = found
+        return found
+
+    def held_topics(self) -> Mapping[str, str]:
+        """The ready topics that cannot be written now, and why, with what to do; from any thread."""
+        return self._ready.held()
+
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         """Send entries. Retriable: too much is not acknowledged yet, or a failure was not reported yet."""
-        for topic in {entry.topic for entry in entries}:
+        topics = {entry.topic for entry in entries}
+        for topic in topics:
             self.partitions(topic)
         sizes = [ENTRY_OVERHEAD + len(key or b"") + len(value or b"") for _, _, key, value in entries]
-        append = _Append(len(entries), sum(sizes), on_ack)
+        append = _Append(len(entries), sum(sizes), on_ack, self._ready_topic(topics))
         with self._lock:
             self._check_room(append)
             if not entries:
@@ -149,6 +186,8 @@ class KafkaLog:
                     self._send(append, index, entry)
             except (KafkaException, BufferError) as error:  # then the rest is not sent, and all of it is reported
                 self._fail(_cause(error))
+            if append.left == 0:
+                self._close(append)
 
     def poll(self, timeout_s: float) -> None:
         """Call due `on_ack`s, take over records; then wait if there was no news."""
@@ -205,6 +244,7 @@ class KafkaLog:
             member.close()
         for fetcher in self._fetchers:
             fetcher.close()
+        self._ready.close()
         self._producer.flush(FLUSH_S)
         with self._lock:
             self._failure = Fatal("the connection to the log is closed")
@@ -259,20 +299,26 @@ class KafkaLog:
         place = entry.topic, entry.partition
         lane = self._lanes.get(place)
         if lane is None or self._is_forgotten(lane):
-            lane = self._lanes[place] = _Lane()
+            lane = self._lanes[place] = _Lane(place)
         elif lane.acknowledged_at is None:
             lane.waiting.append((append, index, entry))
             return
         self._produce(lane, append, index, entry)
 
     def _produce(self, lane: _Lane, append: _Append, index: int, entry: Entry) -> None:
-        self._producer.produce(
-            self.names.physical(entry.topic),
-            entry.value,
-            entry.key,
-            entry.partition,
-            functools.partial(self._delivered, lane, append, index),
-        )
+        try:
+            self._producer.produce(
+                self.names.physical(entry.topic),
+                entry.value,
+                entry.key,
+                entry.partition,
+                functools.partial(self._delivered, lane, append, index),
+            )
+        except KafkaException as error:
+            if append.ready_topic is None or error.args[0].code() not in _OF_TOPIC:
+                raise
+            append.left -= 1
+            self._refuse(lane, append, error.args[0])
 
     def _is_forgotten(self, lane: _Lane) -> bool:
         """Whether the brokers may know nothing of this producer in the partition any more."""
@@ -291,7 +337,10 @@ class KafkaLog:
     def _delivered(self, lane: _Lane, append: _Append, index: int, error: KafkaError | None, message: Message) -> None:
         append.left -= 1
         offset = message.offset()
-        if error is not None:
+        if append.ready_topic is not None and (offset is None or offset < 0 or error is not None):
+            with self._lock:
+                self._not_delivered(lane, append, error)
+        elif error is not None:
             self._failure = self._failure or translate(error, "append")
         elif offset is None or offset < 0:
             self._failure = self._failure or Retriable("Kafka: a record was acknowledged without an offset")
@@ -300,15 +349,54 @@ class KafkaLog:
             if lane.acknowledged_at is None:
                 self._open_lane(lane)
             lane.acknowledged_at = self._now
-        if append.left == 0 and append in self._open:
-            self._close(append)
+        if append.left == 0:
+            if append.ready_topic is not None and append.error is None:
+                self._ready.taken(append.ready_topic)
+            with self._lock:
+                self._close(append)
 
     def _close(self, append: _Append) -> None:
-        with self._lock:
+        """All of it is known; the lock is held."""
+        if append in self._open:
             del self._open[append]
             self._open_records -= len(append.offsets)
             self._open_bytes -= append.size
-        self._done.append(append)
+            self._done.append(append)
+
+    # --- ready topics, with the lock held -------------------------------------------------------------------------
+
+    def _ready_topic(self, topics: set[str]) -> str | None:
+        (topic,) = topics if len(topics) == 1 else (None,)
+        return topic if topic is not None and self._catalog.spec(topic).is_prefix else None
+
+    def _not_delivered(self, lane: _Lane, append: _Append, error: KafkaError | None) -> None:
+        if error is None:
+            append.error = append.error or Retriable("Kafka: a ready record was acknowledged without an offset")
+            self._give_up(lane, append.error)
+        elif error.code() in _OF_TOPIC:
+            self._refuse(lane, append, error)
+        else:
+            self._failure = self._failure or translate(error, "append")
+
+    def _refuse(self, lane: _Lane, append: _Append, error: KafkaError) -> None:
+        """A ready topic does not take what is appended."""
+        topic, _ = lane.place
+        append.error = append.error or translate(error, f"write {self.names.physical(topic)}")
+        self._ready.refused(topic, append.error)
+        self._give_up(lane, append.error)
+
+    def _give_up(self, lane: _Lane, failure: TidewheelIOError) -> None:
+        """What waits in the lane is not sent; the next record to its partition goes alone again."""
+        if self._lanes.get(lane.place) is lane:
+            del self._lanes[lane.place]
+        waiting, lane.waiting = lane.waiting, []
+        for append, _, _ in waiting:
+            append.left -= 1
+            if append.ready_topic is None:
+                self._fail(failure)
+            append.error = append.error or failure
+            if append.left == 0:
+                self._close(append)
 
     def _report(self) -> bool:
         done, self._done = self._done, []

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +27,7 @@ client: Any = _admin  # its types do not say what it exports
 
 REQUEST_S = 10.0  # for one question to the brokers
 LOOK_EVERY_S = 0.02  # between looks for a topic that was just created
+SETTLE_S = 15.0  # until every broker shows what one of them has confirmed
 _FOREVER = "-1"
 _ALL_DOWN = "_ALL_BROKERS_DOWN"  # says nothing of why
 
@@ -239,10 +240,16 @@ class TopicAdmin:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.prefix = settings.prefix
-        self._bootstrap = settings.bootstrap
+        self._settings = settings
+        self._bootstrap, self._manner = settings.bootstrap, settings.manner
         self._errors: deque[KafkaError] = deque(maxlen=16)  # why no broker answers is told in no other way
         # What goes wrong is told by what is raised; the client's own lines would stand between those of a command.
-        own = {"client.id": "tidewheel-topics", "log_level": 0, "error_cb": self._errors.append}
+        own = {
+            "client.id": "tidewheel-topics",
+            "log_level": 0,
+            "error_cb": self._errors.append,
+            "allow.auto.create.topics": False,  # a question must not create what it asks for
+        }
         with translated("set up a client"):
             self._client = client.AdminClient(settings.client(**own))
 
@@ -251,7 +258,7 @@ class TopicAdmin:
         return {name: len(topic.partitions) for name, topic in self._listed(timeout_s).items()}
 
     def found(self) -> dict[str, FoundTopic]:
-        """The topics whose names begin with the prefix, by name."""
+        """The topics whose names begin with the prefix, by name; without those that not every broker knows (yet)."""
         ours = self._listed(REQUEST_S)
         settings = self._settings_of(ours)
         return {
@@ -262,10 +269,11 @@ class TopicAdmin:
                 settings=settings[name],
             )
             for name, topic in ours.items()
+            if name in settings
         }
 
-    def create(self, topic: WantedTopic) -> None:
-        """Create a topic, and wait until the brokers know it; one that is there already is left as it is."""
+    def create(self, topic: WantedTopic) -> bool:
+        """Create a topic; whether that was done. One that is there already is left as it is."""
         spec = topic.spec
         new = client.NewTopic(topic.name, spec.partitions, spec.replication, config=dict(spec.settings))
         (created,) = self._client.create_topics([new], operation_timeout=REQUEST_S, request_timeout=REQUEST_S).values()
@@ -275,7 +283,8 @@ class TopicAdmin:
             cause = error.args[0]
             if cause.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise _refusal(cause, topic) from error
-        self._await(topic.name)
+            return False
+        return True
 
     def change(self, topic: str, settings: Mapping[str, str]) -> None:
         """Set settings of a topic; the others stay as they are."""
@@ -300,12 +309,36 @@ class TopicAdmin:
             return None
         raise translate(found.error, f"look up the topic {topic}")
 
-    def _await(self, topic: str) -> None:
-        give_up_at = time.monotonic() + REQUEST_S
-        while self.partitions(topic) is None:
-            if time.monotonic() > give_up_at:
-                raise Retriable(f"Kafka: {topic} was created, but the brokers do not know it after {REQUEST_S:g} s")
-            time.sleep(LOOK_EVERY_S)
+    def await_partitions(self, topic: str) -> int:
+        """How many partitions a topic has that was just created. Retriable: it is not there after `REQUEST_S`."""
+        found: int | None = None
+
+        def is_there() -> bool:
+            nonlocal found
+            found = self.partitions(topic)
+            return found is not None
+
+        _wait_until(is_there, REQUEST_S)
+        if found is None:
+            raise Retriable(f"Kafka: {topic} was created, but the brokers do not know it after {REQUEST_S:g} s")
+        return found
+
+    def await_everywhere(self, topics: Set[str]) -> None:
+        """Wait until each broker that answers knows these topics, for up to `SETTLE_S`: whoever asks next asks any."""
+        give_up_at = time.monotonic() + SETTLE_S
+        for broker in self._brokers():
+            one = TopicAdmin(replace(self._settings, bootstrap=broker))  # which knows this broker, and asks it first
+            try:
+                _wait_until(lambda: topics <= one._listed(REQUEST_S).keys(), give_up_at - time.monotonic())  # noqa: B023
+            except Retriable:
+                continue  # it is away, and answers nobody
+
+    def _brokers(self) -> list[str]:
+        try:
+            brokers = self._client.list_topics(timeout=REQUEST_S).brokers.values()
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+        return [f"{broker.host}:{broker.port}" for broker in brokers]
 
     def _listed(self, timeout_s: float) -> dict[str, Any]:
         try:
@@ -319,11 +352,16 @@ class TopicAdmin:
         if not resources:
             return {}
         answers = self._client.describe_configs(resources, request_timeout=REQUEST_S)
-        with translated("read the settings of topics"):
-            return {
-                resource.name: {entry.name: str(entry.value) for entry in answer.result(2 * REQUEST_S).values()}
-                for resource, answer in answers.items()
-            }
+        found = {}
+        for resource, answer in answers.items():
+            try:
+                entries = answer.result(2 * REQUEST_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # of a broker that is a moment behind
+                    raise translate(error.args[0], f"read the settings of {resource.name}") from error
+                continue
+            found[resource.name] = {entry.name: str(entry.value) for entry in entries.values()}
+        return found
 
     def _unreachable(self, error: KafkaException) -> TidewheelIOError:
         self._client.poll(0)  # hands over what went wrong meanwhile
@@ -333,7 +371,7 @@ class TopicAdmin:
             if isinstance(meant, Fatal):
                 return meant
         reason = told[-1].str() if told else error.args[0].str()
-        return Retriable(f"Kafka: no broker of {self._bootstrap} answers: {reason}")
+        return Retriable(f"Kafka: no broker of {self._bootstrap} answers: {reason}; asked {self._manner}")
 
 
 def _refusal(error: KafkaError, topic: WantedTopic) -> TidewheelIOError:
@@ -342,6 +380,11 @@ def _refusal(error: KafkaError, topic: WantedTopic) -> TidewheelIOError:
         copies = topic.spec.replication
         return Fatal(
             f"Kafka: cannot {what}: there are fewer than {copies} brokers; set kafka.replication ({error.str()})"
+        )
+    if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+        return Fatal(
+            f"Kafka: this user may not {what}: grant create on it, or on names that begin with kafka.prefix; or create "
+            f"it yourself, with {topic.spec.partitions} partitions ({error.str()})"
         )
     if error.code() in (KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION, KafkaError.TOPIC_EXCEPTION):
         return Fatal(f"Kafka: the brokers do not allow to {what}: {error.str()}")
@@ -359,15 +402,31 @@ def apply(
 ) -> tuple[Difference, ...]:
     """Create what is missing, change what may be changed; says which differences were ended. Raises Retriable, Fatal.
 
+    Afterwards every broker shows it, or `SETTLE_S` are over: a broker that is asked later may be a moment behind.
     Settings of topics that are there are changed only with `change_settings`; such as may remove records only for the
     topics that `allow_data_loss` names.
     """
-    for topic in planned.to_create:
-        admin.create(topic)
+    created = [topic for topic in planned.to_create if admin.create(topic)]
     allowed = planned.allowed(change_settings=change_settings, allow_data_loss=allow_data_loss)
     for name in sorted({one.topic for one in allowed}):
         admin.change(name, {one.name: one.wanted for one in allowed if one.topic == name})
+    if created:
+        admin.await_everywhere({topic.name for topic in created})
+    if created or allowed:
+        _wait_until(lambda: _shows(admin.found(), created, allowed), SETTLE_S)
     return allowed
+
+
+def _shows(found: Mapping[str, FoundTopic], created: Collection[WantedTopic], ended: Iterable[Difference]) -> bool:
+    is_changed = all(one.topic in found and found[one.topic].settings.get(one.name) == one.wanted for one in ended)
+    return is_changed and compare(created, found).is_done
+
+
+def _wait_until(is_so: Callable[[], bool], timeout_s: float) -> None:
+    """Look again and again until something is so, or the time is over."""
+    give_up_at = time.monotonic() + timeout_s
+    while not is_so() and time.monotonic() < give_up_at:
+        time.sleep(LOOK_EVERY_S)
 
 
 def ensure_topic(settings: KafkaSettings, catalog: TopicCatalog, topic: str) -> int:
@@ -378,7 +437,4 @@ def ensure_topic(settings: KafkaSettings, catalog: TopicCatalog, topic: str) -> 
     admin = TopicAdmin(settings)
     name = Names(settings.prefix).physical(topic)
     admin.create(WantedTopic(name=name, spec=catalog.spec(topic)))
-    partitions = admin.partitions(name)
-    if partitions is None:
-        raise Retriable(f"Kafka: the topic {name} was there and is not any more: is it being removed?")
-    return partitions
+    return admin.await_partitions(name)

@@ -4,11 +4,15 @@ A shard lets only a small window of not yet started records out per lane (a task
 must be decided late (priority, cancellation) is still decided here. The window adapts as TCP's does: it grows with each
 start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their own because
 they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
+
+Where records go is not known here: who calls `pick` says how many partitions the ready topic of a queue and priority
+has now. While it has none its tasks wait, and nobody else does.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from scheduler.core.timers import Timers
@@ -19,6 +23,7 @@ WINDOW_START = 16  # records out per lane before anything is known of its worker
 WINDOW_MAX = 1024  # bounds what a cancel can no longer hold back, and the memory of a ready partition
 WINDOW_BYTES_MAX = 8 << 20  # of payloads: what is out must fit into its ready partition
 PROBE_US = 1_000_000  # a lane without free slots is tried again after this, should the worker's word be lost
+HELD_US = 100_000  # how soon a topic that could not be written is looked at again; to ask costs next to nothing
 IDLE_LANES_MAX = 100  # lanes kept although they are empty
 RESEND_US = 30_000_000  # a record that nobody started is sent again after this, then after twice as long, …
 RESEND_US_MAX = 600_000_000  # … up to this, so that a queue without workers costs next to nothing
@@ -51,9 +56,9 @@ class _Lane:
         """Whether there is nothing of it, so that it may be forgotten."""
         return not self.out and not any(self.waiting.values())
 
-    def pop(self) -> tuple[Priority, str, int] | None:
-        """Take out the task that is to go next."""
-        candidates = [priority for priority, tasks in self.waiting.items() if tasks]
+    def pop(self, allowed: Collection[Priority]) -> tuple[Priority, str, int] | None:
+        """Take out the task that is to go next, of these priorities."""
+        candidates = [priority for priority in allowed if self.waiting[priority]]
         if not candidates:
             return None
         priority = self.choice.choose(candidates)
@@ -62,6 +67,7 @@ class _Lane:
 
 
 LaneKey = tuple[str, str]  # queue, task type
+PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
 
 
 class _Out(NamedTuple):
@@ -76,13 +82,13 @@ class _Out(NamedTuple):
 class Dispatch:
     """The pending tasks of a shard, and those of them that are out but not started."""
 
-    def __init__(self, ready_partitions: int) -> None:
-        self._ready_partitions = ready_partitions
+    def __init__(self) -> None:
         self._lanes: dict[LaneKey, _Lane] = {}
         self._place: dict[str, tuple[LaneKey, Priority]] = {}
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
+        self._look_at: int | None = None  # when to look again at topics that could not be written
 
     def offer(self, task: Task) -> None:
         """A task became pending, durably. One that is out already is offered anew (it was updated)."""
@@ -114,31 +120,43 @@ class Dispatch:
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
         """A worker returned it unstarted; first in line again. `is_full`: since it had no free slot."""
-        out = self._take_in(task.task_id)
-        if out is None:
-            return
-        lane = self._wait(out.lane, out.priority, task, is_first=True)
-        if is_full:
+        lane = self.not_sent(task)
+        if is_full and lane is not None:
             lane.window = max(1, lane.window // 2)
             lane.blocked_until = now + PROBE_US
+
+    def not_sent(self, task: Task) -> _Lane | None:
+        """Its ready record did not reach its topic, or nobody knows; first in line again. Its lane, if it was out."""
+        out = self._take_in(task.task_id)
+        return None if out is None else self._wait(out.lane, out.priority, task, is_first=True)
 
     def unblock(self) -> None:
         """A worker has a free slot (again)."""
         for lane in self._lanes.values():
             lane.blocked_until = 0
 
-    def pick(self, now: int) -> list[Dispatched]:
+    def pick(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         """What is to be sent now: within the windows, by weight, and what went out long ago without being started."""
-        picked = self._pick_resends(now)
+        self._look_at = None
+        picked = self._pick_resends(now, partitions_of)
         for key, lane in self._lanes.items():
-            if now < lane.blocked_until:
+            if now < lane.blocked_until or not lane.has_room():
                 continue
-            while lane.has_room() and (chosen := lane.pop()):
+            partitions = self._writable(key[0], lane, now, partitions_of)
+            while lane.has_room() and (chosen := lane.pop(partitions)):
                 priority, task_id, size = chosen
                 del self._place[task_id]
                 out = _Out(key, priority, 0, size, now + RESEND_US, RESEND_US)
-                picked.append(Dispatched(task_id, self._send(task_id, out), False))
+                picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
         return picked
+
+    def _writable(self, queue: str, lane: _Lane, now: int, partitions_of: PartitionsOf) -> dict[Priority, int]:
+        """The priorities of which something waits and can be written, with the partitions of their topics."""
+        partitions = {priority: partitions_of(queue, priority) for priority, tasks in lane.waiting.items() if tasks}
+        if all(partitions.values()):
+            return partitions
+        self._look_at = now + HELD_US
+        return {priority: count for priority, count in partitions.items() if count}
 
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
@@ -146,8 +164,7 @@ class Dispatch:
             lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and any(lane.waiting.values())
         ]
         resend_at = self._resends.next_at()
-        if resend_at is not None:
-            instants.append(resend_at)
+        instants += [at for at in (resend_at, self._look_at) if at is not None]
         return min(instants, default=None)
 
     def depth(self) -> dict[tuple[str, Priority], int]:
@@ -160,15 +177,20 @@ class Dispatch:
             counts[out.lane[0], out.priority] = counts.get((out.lane[0], out.priority), 0) + 1
         return counts
 
-    def _pick_resends(self, now: int) -> list[Dispatched]:
+    def _pick_resends(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         picked = []
         for task_id in self._resends.pop_due(now, WINDOW_MAX):
             out = self._out.get(task_id)
-            if out is not None:
-                wait_us = min(2 * out.wait_us, RESEND_US_MAX)
-                again = out._replace(resend_at=now + wait_us, wait_us=wait_us)
-                self._count_out(out, -1)
-                picked.append(Dispatched(task_id, self._send(task_id, again), True))
+            if out is None:
+                continue
+            partitions = partitions_of(out.lane[0], out.priority)
+            if not partitions:
+                self._resends.set(task_id, now + RESEND_US)  # nothing was sent: the waits do not grow
+                continue
+            wait_us = min(2 * out.wait_us, RESEND_US_MAX)
+            again = out._replace(resend_at=now + wait_us, wait_us=wait_us)
+            self._count_out(out, -1)
+            picked.append(Dispatched(task_id, self._send(task_id, again, partitions), True))
         return picked
 
     def _wait(self, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> _Lane:
@@ -181,9 +203,11 @@ class Dispatch:
         self._place[task.task_id] = key, priority
         return lane
 
-    def _send(self, task_id: str, out: _Out) -> int:
-        load = self._load.setdefault((out.lane[0], out.priority), [0] * self._ready_partitions)
-        partition = load.index(min(load))
+    def _send(self, task_id: str, out: _Out, partitions: int) -> int:
+        load = self._load.setdefault((out.lane[0], out.priority), [])
+        load += [0] * (partitions - len(load))  # what is out in partitions that are gone is still counted there
+        usable = load[:partitions]
+        partition = usable.index(min(usable))
         out = out._replace(partition=partition)
         self._count_out(out, 1)
         self._out[task_id] = out

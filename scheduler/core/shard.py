@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import msgspec
 
 from scheduler.core import decisions, routing
 from scheduler.core.decisions import NOTHING, Decision
-from scheduler.core.dispatch import Dispatch
+from scheduler.core.dispatch import Dispatch, PartitionsOf
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.timers import Timers
 from schemas.ids import is_name
@@ -71,7 +71,6 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What may differ between clusters."""
 
     shards: int = 1  # of the cluster; the host sets it to the partitions of task-requests
-    ready_partitions: int = 4
     tasks_max: int = 1_000_000  # live tasks of a shard: about 1.5 KB each beside the payload
     ended_max: int = 1_000_000  # ended ones that it remembers, nearly all for their idempotency key: 0.6 KB each
     ended_kept_us: int = 30_000_000  # so long an ended task is recognised: longer than the view lags
@@ -149,7 +148,7 @@ class Shard:
         self._rng = rng
         self._is_loaded = False
         self._timers = Timers()
-        self._dispatch = Dispatch(settings.ready_partitions)
+        self._dispatch = Dispatch()
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
         self._suspects: set[str] = set()  # pending that an owner, or a worker, may have died of before
@@ -588,10 +587,18 @@ class Shard:
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
                 self._will_forget(known, offset)
 
-    def dispatch(self, now: int) -> list[tuple[int, ReadyTask]]:
+    def dispatch(self, now: int, partitions_of: PartitionsOf) -> list[tuple[int, ReadyTask]]:
         """Records to be sent, each with its ready partition."""
-        tasks = self.state.tasks
-        return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in self._dispatch.pick(now)]
+        tasks, picked = self.state.tasks, self._dispatch.pick(now, partitions_of)
+        return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in picked]
+
+    def not_sent(self, task_ids: Sequence[str]) -> None:
+        """Ready records of these tasks, in the order of `dispatch`, may not have been taken: they go out anew."""
+        for task_id in reversed(task_ids):
+            task = self.state.tasks.get(task_id)
+            if task is not None and task.status is Status.PENDING:
+                self._suspects.add(task_id)  # a worker may have it after all
+                self._dispatch.not_sent(task)
 
     def _ready(self, task: Task, is_again: bool) -> ReadyTask:
         spec = task.spec

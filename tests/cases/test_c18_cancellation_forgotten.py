@@ -134,4 +134,4 @@ def test_the_worker_does_not_hold_delayed_tasks() -> None:
     stage.submit("retrying")
     stage.start("retrying")
     stage.fail("retrying")
-    assert stage.shard.dispatch(stage.now) == []
+    assert stage.shard.dispatch(stage.now, lambda _queue, _priority: 1) == []

@@ -106,7 +106,7 @@ def written(shard: Shard, effects: Effects, offset: int, now: int) -> None:
     for signal in effects.signals:
         CODEC.encode(signal)
     shard.acknowledged(effects.events, offset)
-    for _, ready in shard.dispatch(now):
+    for _, ready in shard.dispatch(now, lambda _queue, _priority: 4):
         CODEC.encode(ready)
 
 

@@ -16,7 +16,7 @@ from tests.simulation.world import Faults, SimClock, SimLog, SimStates, World
 CHAOS_STEPS, CALM_STEPS_MAX = 400, 3_000
 SCHEDULERS, WORKERS, SHARDS = 2, 3, 2
 TRANSCRIPT_SHOWN = 80
-SETTINGS = ShardSettings(ready_partitions=SHARDS, ended_kept_us=20_000_000, idempotency_window_us=120_000_000)
+SETTINGS = ShardSettings(ended_kept_us=20_000_000, idempotency_window_us=120_000_000)
 
 
 class Scheduler:
@@ -54,7 +54,7 @@ class Simulation:
             self.client.log.poll(0)
             self._turn(self.world.rng.choice((1_000, 10_000, 100_000, 400_000)))
         self.world.say("world", "calm")
-        self.world.faults = Faults(0, 0, 0, 0, 0)
+        self.world.faults = Faults(0, 0, 0, 0, 0, 0, 0)
         for scheduler in self.schedulers:
             scheduler.wakes_at = 0
         for worker in self.workers:

@@ -27,6 +27,8 @@ class Faults:
     lost_ack: float = 0.01  # an append lands, and is reported as failed
     double: float = 0.01  # an append lands twice
     no_offset: float = 0.005  # an append lands, and nobody says where
+    hold: float = 0.02  # a ready topic cannot be written for a while
+    shrink: float = 0.05  # a ready topic has but one partition
 
 
 @dataclass
@@ -119,10 +121,20 @@ class SimLog:
         self.members: list[SimMember] = []
         self.is_dead = False
         self.is_broken = False  # an append failed, which is not reported yet
+        self._held_until: dict[str, int] = {}  # ready topics
         world.connections.append(self)
 
     def partitions(self, topic: str) -> int:
         return self.world.shards
+
+    def ready_partitions(self, topic: str) -> int:
+        """Now and then a topic cannot be written for a while, as seen from here, or has fewer partitions."""
+        faults, chance = self.world.faults, self.world.chance
+        if chance(faults.hold):
+            self._held_until[topic] = self.world.now + self.world.rng.choice((1, 5, 20)) * 1_000_000
+        if self._held_until.get(topic, 0) > self.world.now and faults.hold:
+            return 0
+        return 1 if chance(faults.shrink) else self.world.shards
 
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         for entry in entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler.core.dispatch import (
+    HELD_US,
     IDLE_LANES_MAX,
     PROBE_US,
     RESEND_US,
@@ -27,15 +28,20 @@ def task(
     return Task(task_id=task_id, spec=spec, status=Status.PENDING, version=1, created_at=0, updated_at=0)
 
 
+def everywhere(_queue: str, _priority: Priority) -> int:
+    """All topics have as many partitions."""
+    return PARTITIONS
+
+
 def offered(*tasks: Task) -> Dispatch:
-    dispatch = Dispatch(PARTITIONS)
+    dispatch = Dispatch()
     for one in tasks:
         dispatch.offer(one)
     return dispatch
 
 
 def sent(dispatch: Dispatch, now: int = 0) -> list[str]:
-    return [out.task_id for out in dispatch.pick(now)]
+    return [out.task_id for out in dispatch.pick(now, everywhere)]
 
 
 def test_choices_have_the_weights_over_every_run_and_nobody_starves() -> None:
@@ -132,12 +138,12 @@ def test_an_updated_task_is_offered_anew_with_its_new_priority() -> None:
 
 def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
     dispatch = offered(*(task(str(i)) for i in range(6)))
-    out = dispatch.pick(0)
+    out = dispatch.pick(0, everywhere)
     assert [record.partition for record in out] == [0, 1, 2, 0, 1, 2]
     dispatch.started("1")
     dispatch.started("4")
     dispatch.offer(task("new"))
-    assert [record.partition for record in dispatch.pick(0)] == [1]
+    assert [record.partition for record in dispatch.pick(0, everywhere)] == [1]
 
 
 def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> None:
@@ -160,10 +166,55 @@ def test_what_is_out_is_bounded_by_bytes_too() -> None:
 
 
 def test_names_that_come_and_go_leave_nothing_behind() -> None:
-    dispatch = Dispatch(PARTITIONS)
+    dispatch = Dispatch()
     for number in range(1_000):
         dispatch.offer(task(f"a{number}", queue=f"q{number}"))
         for one in sent(dispatch):
             dispatch.started(one)
     assert len(dispatch._lanes) <= IDLE_LANES_MAX + 1
     assert len(dispatch._load) <= 3 * (IDLE_LANES_MAX + 1)
+
+
+# --- ready topics -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_topic_cannot_take_waits_and_nothing_else_does() -> None:
+    dispatch = offered(task("a"), task("b", Priority.HIGH), task("c", queue="other"))
+    closed = {("default", Priority.MEDIUM)}
+    picked = dispatch.pick(0, lambda queue, priority: 0 if (queue, priority) in closed else PARTITIONS)
+    assert {out.task_id for out in picked} == {"b", "c"}
+    assert dispatch.next_at() == HELD_US
+    assert sent(dispatch, HELD_US) == ["a"]
+    assert dispatch.next_at() == RESEND_US
+
+
+def test_what_was_not_sent_goes_out_again_in_its_order_and_the_window_stays() -> None:
+    tasks = [task(str(i)) for i in range(WINDOW_START + 1)]
+    dispatch = offered(*tasks)
+    first = sent(dispatch)
+    for one in reversed(tasks[:3]):
+        dispatch.not_sent(one)
+    assert sent(dispatch) == first[:3]
+    dispatch.started("0")
+    dispatch.not_sent(tasks[0])  # heard of too late: it was there, and was started
+    assert sent(dispatch) == [str(WINDOW_START)]
+
+
+def test_records_go_to_the_partitions_that_a_topic_has_now() -> None:
+    dispatch = offered(*(task(str(i)) for i in range(9)))
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 4)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    dispatch.offer(task("fewer"))
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 2)] == [1]
+    for number in range(9):
+        dispatch.started(str(number))
+    dispatch.offer(task("more"))
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 6)] == [0]
+    assert {out.partition for out in dispatch.pick(RESEND_US, lambda *_: 6)} == {0, 1}
+
+
+def test_what_nobody_starts_is_not_sent_again_while_its_topic_cannot_take_it() -> None:
+    dispatch = offered(task("a"))
+    sent(dispatch)
+    assert dispatch.pick(RESEND_US, lambda *_: 0) == []
+    assert sent(dispatch, 2 * RESEND_US) == ["a"]
+    assert dispatch.next_at() == 4 * RESEND_US

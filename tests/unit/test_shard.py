@@ -121,7 +121,7 @@ def test_a_process_that_stood_still_does_not_blame_its_workers() -> None:
 def test_workers_are_told_of_a_ready_record_whose_task_expired() -> None:
     at = stage()
     at.submit("a", start_deadline_at=at.now + 5_000_000)
-    assert [ready.task_id for _, ready in at.shard.dispatch(at.now)] == ["a"]
+    assert [ready.task_id for _, ready in at.shard.dispatch(at.now, lambda *_: 1)] == ["a"]
     at.advance(6 * SECOND)
     effects = at.shard.fire_timers(at.now)
     assert [signal.kind for signal in effects.signals] == [SignalKind.REVOKE]
