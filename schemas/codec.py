@@ -30,9 +30,6 @@ class Codec:
         self._ids = ids
         self._encoders: dict[type, tuple[Encode, bytes]] = {}
         self._decoders: dict[bytes, Decode] = {}
-        for release in releases():
-            if release != newest()[release.name]:
-                self._decoders[_header(release.schema_id)] = _decoder_of(release)
         for name, release in newest().items():
             functions = _functions()[name]
             self._decoders[_header(release.schema_id)] = functions.decode
@@ -74,10 +71,13 @@ class Codec:
         if len(value) < _HEADER or value[0] != 0:
             raise Undecodable(f"no frame: a zero byte and 4 bytes of schema id expected, not {value[:_HEADER]!r}")
         schema_id = int.from_bytes(value[1:_HEADER], "big")
-        if self._ids is None:
+        older = _older().get(schema_id)
+        if older is not None:
+            decode = _decoder(older.name, json.loads(older.text))
+        elif self._ids is None:
             raise UnknownSchema(f"schema {schema_id} is not built in, and no registry is configured")
-        text = self._ids.schema(schema_id)
-        decode = _decoder_of_text(schema_id, text)
+        else:
+            decode = _decoder_of_text(schema_id, self._ids.schema(schema_id))
         self._decoders[value[:_HEADER]] = decode  # as many as the registry has schemas of ours
         return decode
 
@@ -97,8 +97,9 @@ def _header(schema_id: int) -> bytes:
 
 
 @cache
-def _decoder_of(release: Release) -> Decode:
-    return _decoder(release.name, json.loads(release.text))
+def _older() -> dict[int, Release]:
+    """Releases that are read, and not written any more, by their numbers; made into decoders when they are met."""
+    return {release.schema_id: release for release in releases() if release != newest()[release.name]}
 
 
 def _decoder_of_text(schema_id: int, text: str) -> Decode:

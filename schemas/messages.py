@@ -391,6 +391,7 @@ class ReadyTask(Message, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     traceparent: str | None = None
     is_suspect: bool = False
+    epoch: int = 0
 
 
 class SignalKind(StrEnum):
@@ -408,7 +409,8 @@ class WorkerSignal(Message, frozen=True, kw_only=True):
     """A word to one worker about one attempt (topic worker-signals).
 
     With `task_version` it is about the start from just that ready record: an attempt whose start was refused keeps its
-    number, so the same worker may well be given it again.
+    number, so the same worker may well be given it again. A worker that knows of a higher `epoch` of the shard ignores
+    it: whoever sent it does not own the shard any more. 0: the sender does not tell.
     """
 
     worker_id: str
@@ -418,6 +420,7 @@ class WorkerSignal(Message, frozen=True, kw_only=True):
     reason: str
     task_version: int | None = None
     grace_ms: int = 10_000
+    epoch: int = 0
 
 
 class Outcome(StrEnum):

@@ -123,6 +123,7 @@ class Stage:
         *,
         grace_ms: int = 10_000,
         task_version: int | None = None,
+        epoch: int = 0,
     ) -> None:
         """Tell a worker, or every one, something about an attempt."""
         signal = WorkerSignal(
@@ -133,6 +134,7 @@ class Stage:
             reason="the test says so",
             task_version=task_version,
             grace_ms=grace_ms,
+            epoch=epoch,
         )
         self.put(WORKER_SIGNALS, 0, self.codec.encode(signal))
 

@@ -21,6 +21,7 @@ from enum import Enum, auto
 from scheduler.ports import Clock, Entry, Log, Member, Reader, Record, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Retriable
+from schemas.ids import shard_of
 from schemas.messages import (
     EVERY_WORKER,
     NO_FREE_SLOT,
@@ -57,6 +58,8 @@ RECENT_COUNT = 20_000  # attempts remembered so that a doubled ready record does
 VOID_COUNT = 2_000  # ready records remembered that were called void before they came
 SIGNALS_BATCH = 1_000
 RETRY_PAUSE_S = 0.1  # after the log could not be polled
+HELD_MAX = 256  # ready records whose schema is not known yet; with so many nothing new is taken
+HELD_PAUSE_US = 100_000  # until they are looked at again
 
 _COUNTERS: dict[type, str] = {
     Succeeded: "succeeded",
@@ -104,6 +107,9 @@ class WorkerRuntime:
         self._to_start: list[Attempt] = []
         self._recent: Recent[Key, Stamp] = Recent(RECENT_COUNT)  # the newest that was begun, once it has ended
         self._void: Recent[Version, int] = Recent(VOID_COUNT)  # when that was said
+        self._held: list[tuple[Progress, Record]] = []  # their schemas could not be looked up
+        self._held_until = 0
+        self._epochs: dict[int, int] = {}  # by shard, the highest that was seen
         self._members: list[Member] = []
         self._owned: list[frozenset[TopicPartition]] = []
         self._progress: dict[tuple[str, int], Progress] = {}
@@ -153,6 +159,7 @@ class WorkerRuntime:
         self._read_signals(now)
         self._collect(now)
         self._ring_alarms(now)
+        self._read_held(now)
         self._maybe_take(now)
         self._begin(now)
         self._give_back_overdue(now)
@@ -171,6 +178,7 @@ class WorkerRuntime:
             self._outbox.next_at(),
             None if oldest_at is None else oldest_at + self._settings.give_back_after_ms * 1000,
             self._heartbeat_at if len(self._attempts) else None,
+            self._held_until if self._held and self._stage is _Stage.RUNNING else None,
             self._stop_at + self._settings.acknowledge_ms * 1000 if self._stage is _Stage.LEAVING else None,
             self._grace_over_at() if self._stage in (_Stage.LEAVING, _Stage.FINISHING) else None,
         ]
@@ -225,7 +233,9 @@ class WorkerRuntime:
             known = self._owned[place]
             if assigned is known or assigned == known:
                 continue
-            self._intake.drop([self._progress.pop(partition) for partition in known - assigned])
+            lost = [self._progress.pop(partition) for partition in known - assigned]
+            self._intake.drop(lost)
+            self._held = [held for held in self._held if held[0] not in lost]
             owned = known & assigned
             for partition in sorted(assigned - known):
                 try:
@@ -242,9 +252,32 @@ class WorkerRuntime:
         if self._signal_reader is None:
             return
         for record in self._signal_reader.take(SIGNALS_BATCH):
-            signal = self._decode(record)
-            if isinstance(signal, WorkerSignal) and signal.worker_id in (self._settings.worker_id, EVERY_WORKER):
+            try:
+                signal = self._decode(record)
+            except Retriable as error:  # not held: what still matters is said again after the next heartbeat
+                log.warning("%s@%d is passed over: %s", record.topic, record.offset, error)
+                continue
+            if not isinstance(signal, WorkerSignal) or self._is_superseded(signal):
+                continue
+            if signal.worker_id in (self._settings.worker_id, EVERY_WORKER):
                 self._obey(signal, now)
+
+    def _is_superseded(self, signal: WorkerSignal) -> bool:
+        """Whether its sender is known not to own the shard any more: it may not know what its successor allowed.
+
+        A sender of an older version does not tell its epoch, and is believed.
+        """
+        shard = shard_of(signal.task_id, self._shards)
+        if not signal.epoch or signal.epoch >= self._epochs.get(shard, 0):
+            self._see_epoch(shard, signal.epoch)
+            return False
+        log.warning("a signal about task %s is ignored: shard %d has a newer owner", signal.task_id, shard)
+        self.stats.superseded += 1
+        return True
+
+    def _see_epoch(self, shard: int, epoch: int) -> None:
+        if epoch > self._epochs.get(shard, 0):
+            self._epochs[shard] = epoch
 
     def _obey(self, signal: WorkerSignal, now: int) -> None:
         attempt = self._attempts.find((signal.task_id, signal.attempt))
@@ -280,7 +313,7 @@ class WorkerRuntime:
     def _maybe_take(self, now: int) -> None:
         if self._stage is not _Stage.RUNNING or self._outbox.is_stuck:
             return
-        room = max(self._free_total(), SPARE) - len(self._intake)
+        room = min(max(self._free_total(), SPARE) - len(self._intake), HELD_MAX - len(self._held))
         for place in range(len(self._members)):
             if room <= 0:
                 break
@@ -295,13 +328,36 @@ class WorkerRuntime:
     def _accept(self, record: Record, now: int) -> None:
         progress = self._progress[record.topic, record.partition]
         progress.take(record.offset)
-        ready = self._decode(record)
+        self._read(record, progress, now)
+
+    def _read_held(self, now: int) -> None:
+        """Try again what could not be read; not while it could no longer be given back."""
+        if not self._held or now < self._held_until or self._stage is not _Stage.RUNNING:
+            return
+        held, self._held = self._held, []
+        for progress, record in held:
+            self._read(record, progress, now)
+
+    def _hold(self, record: Record, progress: Progress, now: int, reason: str) -> None:
+        """The registry's trouble is not the record's: it stays open, and so is never committed as done."""
+        self._held.append((progress, record))
+        if now >= self._held_until:
+            self._held_until = now + HELD_PAUSE_US
+            log.warning("%s[%d]@%d waits: %s", record.topic, record.partition, record.offset, reason)
+
+    def _read(self, record: Record, progress: Progress, now: int) -> None:
+        try:
+            ready = self._decode(record)
+        except Retriable as error:
+            self._hold(record, progress, now, str(error))
+            return
         if not isinstance(ready, ReadyTask) or not 0 <= ready.shard < self._shards:
             if ready is not None:
                 log.error("%s[%d]@%d is no ready task of these shards", record.topic, record.partition, record.offset)
                 self.stats.undecodable += 1
             progress.settle(record.offset)
             return
+        self._see_epoch(ready.shard, ready.epoch)
         if self._is_duplicate(ready, now):
             self.stats.duplicates += 1
             progress.settle(record.offset)
@@ -623,6 +679,7 @@ class WorkerRuntime:
         self._members.clear()
         self._owned.clear()
         self._progress.clear()
+        self._held.clear()
 
     def _is_done(self) -> bool:
         is_out = self._stage in (_Stage.FINISHING, _Stage.STOPPING)

@@ -78,6 +78,7 @@ class WorkerStats(msgspec.Struct):
     revoked: int = 0
     duplicates: int = 0
     undecodable: int = 0
+    superseded: int = 0  # signals of an owner that another one has followed
 
 
 def _check(field: str, value: int, low: int, high: int) -> None:

@@ -467,12 +467,13 @@ class Shard:
                 worker_id,
             ):
                 reason = "the attempt is not this worker's any more"
-                effects.signals.append(decisions.revoke_signal(running.task_id, running.attempt, worker_id, reason))
+                revoke = decisions.revoke_signal(running.task_id, running.attempt, worker_id, reason)
+                effects.signals.append(self._signed(revoke))
                 continue
             vouched.add(task.task_id)
             self._heard[task.task_id] = now
             if task.cancel_requested_at is not None:
-                effects.signals.append(decisions.cancel_signal(task))
+                effects.signals.append(self._signed(decisions.cancel_signal(task)))
         # A worker's reports come in order: what it does not name now, it neither runs nor has reported on.
         reason = "its worker shut down" if heartbeat.is_last else "its worker does not run it"
         for task_id in sorted(self._running.get(worker_id, set()) - vouched):
@@ -498,8 +499,12 @@ class Shard:
         is_changed = decision.body is not None and not isinstance(decision.body, TaskStarted)
         if is_changed and isinstance(task, Task) and self._dispatch.is_out(task.task_id):
             # Its ready record is void now; a worker that has it in its buffer can save itself the start.
-            return [decisions.void_signal(task)]
-        return [decision.signal] if decision.signal else []
+            return [self._signed(decisions.void_signal(task))]
+        return [self._signed(decision.signal)] if decision.signal else []
+
+    def _signed(self, signal: WorkerSignal) -> WorkerSignal:
+        """With the epoch, by which workers know the words of an owner that does not know yet that it was followed."""
+        return msgspec.structs.replace(signal, epoch=self.state.epoch)
 
     def _event(
         self,
@@ -626,6 +631,7 @@ class Shard:
             idempotency_key=spec.idempotency_key,
             traceparent=task.traceparent,
             is_suspect=is_again or task.crash_count > 0 or task.task_id in self._suspects,
+            epoch=self.state.epoch,
         )
 
     def depth(self) -> dict[tuple[str, str], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from scheduler.ports import Entry, TopicPartition
@@ -41,7 +41,7 @@ from schemas.messages import (
     WorkerSignal,
 )
 from schemas.topics import TASK_REPORTS, TASK_REQUESTS, WORKER_SIGNALS, ready_topic, worker_group
-from tests.simulation.invariants import Facts
+from tests.simulation.invariants import Facts, Violated
 from tests.simulation.world import SimLog, World
 
 QUEUES = ("default", "bulk")
@@ -180,6 +180,7 @@ class Worker:
         self._running: dict[tuple[str, int], Running] = {}
         self._revoked: deque[tuple[str, int, int]] = deque(maxlen=500)
         self._cancelled: deque[tuple[str, int]] = deque(maxlen=500)
+        self._epochs: defaultdict[int, int] = defaultdict(int)
         self._beat_at = 0
         self.wakes_at = 0
 
@@ -208,7 +209,9 @@ class Worker:
     def _hear(self) -> None:
         for record in self._signals.take(100):
             signal = self._codec.decode(record.value or b"")
-            if not isinstance(signal, WorkerSignal) or signal.worker_id not in (self.name, EVERY_WORKER):
+            if not isinstance(signal, WorkerSignal) or self._is_superseded(signal):
+                continue
+            if signal.worker_id not in (self.name, EVERY_WORKER):
                 continue
             key = signal.task_id, signal.attempt
             if signal.kind is SignalKind.REVOKE:
@@ -216,12 +219,20 @@ class Worker:
                     self._revoked.append((*key, signal.task_version))
                 running = self._running.get(key)
                 if running and signal.task_version in (None, running.ready.task_version):
+                    if signal.epoch < running.ready.epoch:
+                        raise Violated(f"an attempt was revoked by an owner before the one that sent it out: {signal}")
                     del self._running[key]
             else:
                 self._cancelled.append(key)
                 if key in self._running:
                     self._running[key].is_cancelled = True
                     self._running[key].ends_at = self._world.now + self._world.rng.randint(0, 2) * SECOND
+
+    def _is_superseded(self, signal: WorkerSignal) -> bool:
+        shard = shard_of(signal.task_id, self._world.shards)
+        is_old = 0 < signal.epoch < self._epochs[shard]
+        self._epochs[shard] = max(self._epochs[shard], signal.epoch)
+        return is_old
 
     def _take(self) -> None:
         for member in self._ready:
@@ -236,6 +247,7 @@ class Worker:
 
     def _pick(self, ready: ReadyTask) -> None:
         key, rng = (ready.task_id, ready.attempt), self._world.rng
+        self._epochs[ready.shard] = max(self._epochs[ready.shard], ready.epoch)
         if key in self._running or (*key, ready.task_version) in self._revoked:
             return
         if len(self._running) >= self._slots:

@@ -134,5 +134,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no-resend": lambda: patch.object(Dispatch, "_pick_resends", lambda _dispatch, _now: []),
     "pending-not-offered-after-load": lambda: _around(Shard, "on_loaded", _without("_dispatch", "offer")),
     "timers-not-derived-after-load": lambda: _around(Shard, "on_loaded", _without("_timers", "set")),
+    "signals-without-epoch": lambda: patch.object(Shard, "_signed", lambda _shard, signal: signal),
     "ended-never-forgotten": lambda: _instead(Shard, "forget_ended", None),
 }

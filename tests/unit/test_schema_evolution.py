@@ -15,7 +15,17 @@ import pytest
 from schemas.catalog import Release, Schema, full_name, newest, releases, short_name
 from schemas.codec import Codec
 from schemas.errors import Retriable, Undecodable, UnknownSchema
-from schemas.messages import AttemptStarted, Event, Priority, Status, Task, TaskStarted, WorkerSignal
+from schemas.messages import (
+    AttemptStarted,
+    Event,
+    Message,
+    Priority,
+    ReadyTask,
+    Status,
+    Task,
+    TaskStarted,
+    WorkerSignal,
+)
 from tests.samples import full, minimal, named_samples, plain
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -191,6 +201,14 @@ def test_an_older_writers_missing_fields_have_their_defaults() -> None:
     signal = minimal(WorkerSignal)
     datum = {name: value for name, value in plain(signal).items() if name != "grace_ms"}
     assert Codec(Numbers({7: json.dumps(schema)})).decode(written(schema, datum)) == signal
+
+
+@pytest.mark.parametrize("of", [WorkerSignal, ReadyTask])
+def test_a_release_without_epochs_tells_none(of: type[Message]) -> None:
+    first = next(one for one in releases() if (one.name, one.version) == (of.__name__, 1))
+    message = full(of, epoch=0)
+    datum = {name: value for name, value in plain(message).items() if name != "epoch"}
+    assert Codec.builtin().decode(written(json.loads(first.text), datum, first.schema_id)) == message
 
 
 def test_a_log_that_mixes_versions_is_read_as_one() -> None:

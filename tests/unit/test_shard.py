@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from scheduler.core.shard import Effects, Shard, ShardSettings
 from schemas.messages import (
+    AttemptStarted,
     DiscardTask,
     EndedTask,
     Outcome,
@@ -169,3 +170,28 @@ def test_a_task_is_always_known_as_one_or_the_other() -> None:
     at.shard.state.tasks = Watching(tasks)
     at.succeed("a")
     assert [known.status for known in seen if known] == [Status.SUCCEEDED]
+
+
+def test_all_that_workers_are_told_bears_the_owner_s_epoch() -> None:
+    """By it they know the words of an owner that another one has followed."""
+    at = stage()
+    at.shard.state.epoch = 7
+    for task_id in ("void", "running", "late"):
+        at.submit(task_id)
+    ready = [ready for _, ready in at.shard.dispatch(at.now, lambda *_: 1)]
+    at.start("running")
+    late = replace(started(at, "late"), task_version=0)
+    told = [
+        *at.cancel("void").signals,
+        *at.cancel("running").signals,
+        *at.tell(late).signals,
+        *at.heartbeat("w", "running").signals,
+        *at.heartbeat("other", "running").signals,
+    ]
+    assert [signal.task_id for signal in told] == ["void", "running", "late", "running", "running"]
+    assert {one.epoch for one in (*ready, *told)} == {7}
+
+
+def started(at: ShardStage, task_id: str) -> AttemptStarted:
+    task = at.task(task_id)
+    return AttemptStarted(task_id=task_id, task_version=task.version, attempt=1, worker_id="w", started_at=at.now)

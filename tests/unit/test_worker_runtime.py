@@ -13,7 +13,10 @@ import pytest
 
 from infra.local import LocalLog
 from scheduler.ports import Entry, OnAck, TopicPartition
+from schemas.catalog import newest
+from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable
+from schemas.ids import shard_of
 from schemas.messages import (
     AttemptCancelled,
     AttemptCheckpointed,
@@ -25,18 +28,22 @@ from schemas.messages import (
     AttemptSucceeded,
     ErrorKind,
     Priority,
+    ReadyTask,
     RunningAttempt,
     SignalKind,
     Verdict,
     WorkerHeartbeat,
+    WorkerSignal,
 )
-from schemas.topics import TASK_REPORTS, ready_topic
+from schemas.topics import TASK_REPORTS, WORKER_SIGNALS, ready_topic
 from tests import pool_app
+from tests.samples import minimal
 from tests.worker_stage import SHARDS, WAIT_S, ManualClock, Stage
 from workers.context import Context
 from workers.errors import Snooze
 from workers.outbox import BATCH_MAX, IfLost, Outbox, Outgoing
 from workers.registry import Handler
+from workers.runtime import _Stage
 
 
 @pytest.fixture
@@ -236,6 +243,117 @@ def test_a_broken_record_is_skipped_and_counted(stage: Stage) -> None:
     assert stage.outcome(last).result == b"2"
     assert worker.runtime.stats.undecodable == 5
     stage.expect(lambda: stage.committed().get(TopicPartition(topic, 0)) == 6)
+
+
+FOREIGN_ID = 7
+
+
+class Registry:
+    """A schema registry in memory, which may be out of reach; another writer's ReadyTask is among its schemas."""
+
+    def __init__(self) -> None:
+        self.is_down = True
+        self._ids: dict[str, int] = {}
+
+    def register(self, name: str, text: str) -> int:
+        return self._ids.setdefault(name, 100 + len(self._ids))
+
+    def schema(self, schema_id: int) -> str:
+        if self.is_down:
+            raise Retriable("the registry does not answer")
+        assert schema_id == FOREIGN_ID
+        return newest()["ReadyTask"].text
+
+    def as_foreign(self, value: bytes) -> bytes:
+        """The same record under the number of the other writer."""
+        return b"\0" + FOREIGN_ID.to_bytes(4, "big") + value[5:]
+
+
+@pytest.fixture
+def registry(stage: Stage) -> Registry:
+    """All of the stage speak the registry's numbers."""
+    registry = Registry()
+    stage.codec = Codec(registry)
+    return registry
+
+
+def offer_foreign(stage: Stage, registry: Registry, payload: int) -> ReadyTask:
+    """Send an attempt out under a schema that must be looked up."""
+    ready = minimal(
+        ReadyTask, task_id=f"foreign-{payload}", task_version=1, attempt=1, task_type="echo", queue="default",
+        priority=Priority.MEDIUM, payload=b"%d" % payload, lease_ms=300_000, content_type="application/json",
+    )  # fmt: skip
+    stage.put(MEDIUM, 0, registry.as_foreign(stage.codec.encode(ready)))
+    assert isinstance(ready, ReadyTask)
+    return ready
+
+
+MEDIUM = ready_topic("default", Priority.MEDIUM)
+
+
+def test_what_cannot_be_read_while_the_registry_is_away_waits_and_the_rest_goes_on(
+    stage: Stage, registry: Registry, clock: ManualClock
+) -> None:
+    """C32."""
+    worker = stage.worker(echo, clock=clock)
+    held = [offer_foreign(stage, registry, 1), offer_foreign(stage, registry, 2)]
+    assert stage.outcome(stage.offer("echo", 3)).result == b"3"
+    worker.advance(100)
+    assert stage.outcome(stage.offer("echo", 4)).result == b"4"
+    assert not any(map(stage.about, held))
+    assert MEDIUM not in {partition.topic for partition in stage.committed()}
+    registry.is_down = False
+    worker.advance(100)
+    assert [stage.outcome(ready).result for ready in held] == [b"1", b"2"]
+    stage.expect(lambda: stage.committed().get(TopicPartition(MEDIUM, 0)) == 4)
+    assert (worker.runtime.stats.undecodable, worker.runtime.stats.started) == (0, 4)
+
+
+def test_no_more_is_taken_than_may_be_held(
+    stage: Stage, registry: Registry, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.runtime.HELD_MAX", 2)
+    worker = stage.worker(echo, clock=clock)
+    held = [offer_foreign(stage, registry, number) for number in range(5)]
+    last = stage.offer("echo", 9)
+    stage.expect(lambda: len(worker.runtime._held) == 2)
+    worker.advance(100)
+    other = stage.worker(echo, clock=clock, queues=("other",))
+    assert stage.outcome(stage.offer("echo", 8, queue="other")).result == b"8"  # the log is alive
+    assert len(worker.runtime._held) == 2
+    assert not stage.about(last)
+    registry.is_down = False
+    worker.advance(100)
+    assert [stage.outcome(ready).result for ready in (*held, last)] == [b"%d" % n for n in (0, 1, 2, 3, 4, 9)]
+    assert other.runtime.stats.started == 1
+
+
+def test_a_worker_that_stops_leaves_what_it_could_not_read_to_others(
+    stage: Stage, registry: Registry, clock: ManualClock
+) -> None:
+    worker = stage.worker(echo, clock=clock)
+    held = offer_foreign(stage, registry, 1)
+    stage.expect(lambda: worker.runtime._held)
+    worker.runtime.stop()
+    stage.expect(lambda: worker.runtime._stage is not _Stage.RUNNING)
+    worker.advance(5_000)  # so long it waits for what it took to be settled
+    assert worker.ended()
+    assert not stage.committed()
+    registry.is_down = False
+    stage.worker(echo)
+    stage.expect(lambda: stage.of(AttemptReturned, task_id=held.task_id))
+
+
+def test_a_signal_that_cannot_be_read_takes_no_other_with_it(
+    stage: Stage, registry: Registry, gate: Gate, clock: ManualClock
+) -> None:
+    worker = stage.worker(Handler(gate.hold_async, name="hold"), clock=clock)
+    ready = stage.offer("hold")
+    gate.await_begun()
+    revoke = minimal(WorkerSignal, worker_id="w0", task_id=ready.task_id, attempt=1, kind=SignalKind.REVOKE)
+    value = stage.codec.encode(revoke)
+    stage.log.append([Entry(WORKER_SIGNALS, 0, None, one) for one in (registry.as_foreign(value), value)])
+    stage.expect(lambda: worker.runtime.stats.revoked == 1)
 
 
 def test_only_what_is_settled_in_the_log_is_committed(stage: Stage, gate: Gate, clock: ManualClock) -> None:
@@ -526,6 +644,44 @@ def test_a_signal_about_an_attempt_is_not_remembered(stage: Stage, kind: SignalK
     stage.outcome(stage.offer("no-such-type"))
     stage.offer("echo", 1, task_id="t")
     assert stage.outcome(ready).result == b"1"
+
+
+def test_a_signal_of_an_owner_that_another_one_followed_is_ignored(stage: Stage, gate: Gate) -> None:
+    """C17: an owner that was paused may speak for a moment before it learns that its shard went to another."""
+    worker = stage.worker(Handler(gate.hold_async, name="hold"))
+    ready = stage.offer("hold", task_id="t", shard=shard_of("t", SHARDS), epoch=3)
+    gate.await_begun()
+    for kind in (SignalKind.REVOKE, SignalKind.CANCEL):
+        stage.signal(worker, ready, kind, epoch=2)
+    stage.expect(lambda: worker.runtime.stats.superseded == 2)
+    assert worker.runtime.stats.revoked == 0
+    gate.open()
+    assert isinstance(stage.outcome(ready), AttemptSucceeded)
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 4])
+def test_a_signal_of_the_owner_of_now_or_of_an_older_version_is_obeyed(stage: Stage, gate: Gate, epoch: int) -> None:
+    worker = stage.worker(Handler(gate.hold_async, name="hold"))
+    ready = stage.offer("hold", task_id="t", shard=shard_of("t", SHARDS), epoch=3)
+    gate.await_begun()
+    stage.signal(worker, ready, SignalKind.REVOKE, epoch=epoch)
+    stage.expect(lambda: worker.runtime.stats.revoked == 1)
+
+
+def test_an_epoch_is_known_by_signals_to_others_and_is_one_shard_s(stage: Stage, gate: Gate) -> None:
+    worker = stage.worker(Handler(gate.hold_async, name="hold"))
+    ids = ("t", next(f"u{n}" for n in range(100) if shard_of(f"u{n}", SHARDS) != shard_of("t", SHARDS)))
+    mine, elsewhere = (stage.offer("hold", task_id=one, shard=shard_of(one, SHARDS), epoch=1) for one in ids)
+    gate.await_begun()
+    gate.await_begun()
+    # It is about an attempt that runs nowhere here; but whoever sends it owns the shard of `mine`.
+    stage.signal(None, msgspec.structs.replace(mine, attempt=9), SignalKind.REVOKE, epoch=5)
+    stage.signal(worker, mine, SignalKind.REVOKE, epoch=4)
+    stage.signal(worker, elsewhere, SignalKind.REVOKE, epoch=4)
+    stage.expect(lambda: worker.runtime.stats.revoked == 1)
+    assert worker.runtime.stats.superseded == 1
+    gate.open()
+    assert isinstance(stage.outcome(mine), AttemptSucceeded)
 
 
 def test_heartbeats_vouch_for_what_runs_to_the_shard_that_it_is_of(
