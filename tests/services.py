@@ -27,7 +27,7 @@ from typing import IO, NoReturn
 
 import pytest
 
-from infra.services import PORTS_TAKEN, Cluster, ServiceError, ServiceMissing, is_taken, locked
+from infra.services import BASE_PORT, PORTS_TAKEN, Cluster, Security, ServiceError, ServiceMissing, is_taken, locked
 
 BASE_PORTS = range(19_100, 28_000, PORTS_TAKEN)  # apart from the default of `tidewheel services`
 REAPER_S = 30.0  # from its start until it watches
@@ -57,11 +57,15 @@ def registry_url() -> str:
 
 
 @contextlib.contextmanager
-def own_cluster(*, kafka: int = 0, cassandra: int = 0, registry: bool = False) -> Iterator[Cluster]:
+def own_cluster(
+    *, kafka: int = 0, cassandra: int = 0, registry: bool = False, security: Security | None = None
+) -> Iterator[Cluster]:
     """Services for one test, which may kill, pause and stop them; up at the start, gone at the end."""
     folder = _run_folder() / f"own-{uuid.uuid4().hex[:8]}"
     with reserved_ports() as base_port:
-        cluster = Cluster(folder, kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port)
+        cluster = Cluster(
+            folder, kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port, security=security
+        )
         require(cluster)
         try:
             cluster.up()
@@ -112,8 +116,18 @@ def _shared(service: str) -> Cluster:
 def _new(folder: Path, service: str) -> Cluster:
     base_port, reservation = _reserved_ports()
     _HELD.append(reservation)
-    sizes = {name: int(name == service) for name in ("kafka", "cassandra")}
-    return Cluster(folder, **sizes, registry=service == "registry", base_port=base_port)
+    return _alone(service, folder, base_port)
+
+
+def _alone(service: str, folder: Path, base_port: int = BASE_PORT) -> Cluster:
+    """One node of one service."""
+    return Cluster(
+        folder,
+        kafka=int(service == "kafka"),
+        cassandra=int(service == "cassandra"),
+        registry=service == "registry",
+        base_port=base_port,
+    )
 
 
 def _give_up(reason: str) -> NoReturn:
@@ -213,8 +227,7 @@ def reap(folder: Path) -> None:
 def fetch() -> None:
     """Fetch what the services need before the tests begin, which have deadlines; say what cannot be had."""
     for service in ("kafka", "cassandra", "registry"):
-        sizes = {name: int(name == service) for name in ("kafka", "cassandra")}
-        cluster = Cluster(Path(tempfile.gettempdir()) / "tidewheel-fetch", **sizes, registry=service == "registry")
+        cluster = _alone(service, Path(tempfile.gettempdir()) / "tidewheel-fetch")
         try:
             cluster.fetch(lambda name, step: print(f"{step} {name} …", flush=True))  # noqa: T201 (for whoever waits)
         except ServiceError as error:  # the tests that need it say the same, and fail or are skipped

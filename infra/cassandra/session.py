@@ -38,7 +38,7 @@ from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import ErrorMessage, SyntaxException
 from cassandra.query import BatchStatement, BatchType, tuple_factory
 
-from infra.cassandra.settings import CassandraSettings, tls_of
+from infra.cassandra.settings import CassandraSettings, is_tls, tls_of
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 
 Statement: TypeAlias = Any  # the driver has no types
@@ -253,27 +253,40 @@ def _cluster(settings: CassandraSettings) -> Any:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
+_TLS_SIGNS = {  # what OpenSSL says of what does not pass by itself, and what to look at
+    "certificate verify failed": "cassandra.tls.ca, and cassandra.tls.verify if the name is not the certificate's",
+    "alert certificate required": "cassandra.tls.cert and its key, which the node asks for",
+    "wrong version number": "cassandra.tls.enabled and cassandra.port: nobody speaks TLS there",
+}
+
+
 def translate(error: BaseException, settings: CassandraSettings) -> TidewheelIOError:
     """What an error of the driver means, and what the operator can do."""
     at = f"{','.join(settings.hosts)} port {settings.port}"
     causes = _causes(error)
     for cause in causes:
         if isinstance(cause, AuthenticationFailed):
-            return Fatal(f"Cassandra at {at} refuses the login: check username and password ({_text(cause)})")
+            login = "cassandra.username and its password"
+            return Fatal(f"Cassandra at {at} refuses the login: check {login} ({_text(cause)})")
         if isinstance(cause, Unauthorized):
             return Fatal(
                 f"Cassandra: the login lacks rights in keyspace {settings.keyspace}: grant them ({_text(cause)})"
             )
         if isinstance(cause, InvalidRequest | SyntaxException):
             return _refused(cause, settings)
-        if "certificate verify failed" in str(cause).lower():
-            return Fatal(
-                f"Cassandra at {at} has a certificate that is not trusted: check ca_file and verify_hostname "
-                f"({_text(cause)})"
-            )
+        check = next((check for sign, check in _TLS_SIGNS.items() if sign in str(cause).lower()), None)
+        if check is not None:
+            return Fatal(f"no TLS connection to Cassandra at {at}: check {check} ({_text(cause)})")
     advice = next((advice for cause in causes if (advice := _advice(cause, at))), None)
+    # A node that expects it otherwise ends connections without a word.
+    facts = {
+        "TLS (cassandra.tls.enabled)": is_tls(settings),
+        "a certificate of ours (cassandra.tls.cert)": settings.certificate_file is not None,
+    }
+    manner = ", ".join(f"{'with' if is_so else 'without'} {what}" for what, is_so in facts.items())
     return Retriable(
-        advice or f"no node of Cassandra answers at {at}: check that it runs and is reachable ({_text(error)})"
+        advice
+        or f"no node of Cassandra answers at {at}: check that it runs and is reachable; asked {manner} ({_text(error)})"
     )
 
 

@@ -79,10 +79,14 @@ class CassandraSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.replication or {self.datacenter: self.replication_factor}
 
 
+def is_tls(settings: CassandraSettings) -> bool:
+    """Whether connections are secured: if it is said, or if there are files for it."""
+    return settings.is_tls or settings.ca_file is not None or settings.certificate_file is not None
+
+
 def tls_of(settings: CassandraSettings) -> ssl.SSLContext | None:
     """What connections are secured with; None for plain ones. Fatal: a file is missing or not what it should be."""
-    files = (settings.ca_file, settings.certificate_file)
-    if not settings.is_tls and not any(files):
+    if not is_tls(settings):
         return None
     try:
         context = ssl.create_default_context(cafile=settings.ca_file)
@@ -90,8 +94,9 @@ def tls_of(settings: CassandraSettings) -> ssl.SSLContext | None:
         if settings.certificate_file is not None:
             context.load_cert_chain(settings.certificate_file, settings.key_file, settings.key_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        named = ", ".join(file for file in (*files, settings.key_file) if file)
+        files = (settings.ca_file, settings.certificate_file, settings.key_file)
         raise Fatal(
-            f"Cassandra's TLS files cannot be used ({named}): {error}; check paths, rights, PEM format"
+            f"Cassandra's TLS files cannot be used ({', '.join(filter(None, files))}): {error}; check paths, rights, "
+            "PEM format and cassandra.tls.key_password"
         ) from error
     return context

@@ -9,10 +9,11 @@ from confluent_kafka import KafkaError, KafkaException
 
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 
+_LOGIN = "the broker does not accept the credentials: check kafka.sasl.username, its password and kafka.sasl.mechanism"
 _REFUSED = {
-    KafkaError._AUTHENTICATION: "the broker does not accept the credentials: check user, password and mechanism",
-    KafkaError.SASL_AUTHENTICATION_FAILED: "the broker does not accept the credentials: check user, password",
-    KafkaError._SSL: "no TLS connection: check the CA, the certificate and that the port speaks TLS",
+    KafkaError._AUTHENTICATION: _LOGIN,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _LOGIN,
+    KafkaError._SSL: "no TLS connection: check kafka.tls.ca, kafka.tls.cert with its key, and that the port speaks TLS",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not use the topic: grant read, write and describe on it",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not join the group: grant read on it",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that on the cluster: grant idempotent write",

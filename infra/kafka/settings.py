@@ -40,6 +40,18 @@ class KafkaSettings:
         """The properties of a client. `more` wins over what all clients have, and the operator's over both."""
         return {**_CLIENT, **more, "bootstrap.servers": self.bootstrap, **self.security}
 
+    @property
+    def manner(self) -> str:
+        """How brokers are asked. One that expects it otherwise ends connections, and the client does not say why."""
+        protocol = str(self.security.get("security.protocol", "plaintext")).lower()
+        has_certificate = any(name in self.security for name in ("ssl.certificate.location", "ssl.keystore.location"))
+        facts = {
+            "TLS (kafka.tls.enabled)": protocol.endswith("ssl"),
+            "a certificate of ours (kafka.tls.cert)": has_certificate,
+            "SASL (kafka.sasl.mechanism)": protocol.startswith("sasl"),
+        }
+        return ", ".join(f"{'with' if is_so else 'without'} {what}" for what, is_so in facts.items())
+
 
 # What the guarantees stand on, or what each client must have for itself: not the operator's to change.
 _OWN = "the adapter sets it for each client"

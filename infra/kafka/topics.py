@@ -159,10 +159,10 @@ def _differences(wanted: WantedTopic, found: FoundTopic) -> list[Difference]:
 def _of_partitions(wanted: WantedTopic, found: FoundTopic) -> Difference:
     name, count = wanted.spec.name, found.partitions
     if name == READY_PREFIX:
-        meaning = "ready records go to partitions that are not there, or some partitions get none"
+        meaning = f"the topic is used as it is: at most {count} workers share this priority of the queue"
         remedy = (
-            f"set kafka.ready_partitions to {count}; or remove the topic while no scheduler runs: it is created anew, "
-            "and the shards send what waits again"
+            f"leave it, or set kafka.ready_partitions to {count}; or remove the topic while no worker of the queue "
+            "runs: it is created anew, and the shards send what waits again"
         )
     elif name == REPLIES:
         meaning, remedy = (

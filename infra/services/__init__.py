@@ -5,7 +5,7 @@ For trials, tests and benchmarks: one machine, the loopback alone, small heaps. 
 
 from __future__ import annotations
 
-from infra.services.cassandra import CassandraNode
+from infra.services.cassandra import SUPERUSER, CassandraNode
 from infra.services.cluster import BASE_PORT, PORTS_TAKEN, SIZES, Cassandra, Cluster, Kafka, Size, Step, recorded_size
 from infra.services.errors import ServiceError, ServiceFailed, ServiceMissing
 from infra.services.jars import locked, version_of
@@ -13,6 +13,7 @@ from infra.services.kafka import Broker
 from infra.services.node import STOP_S, Node
 from infra.services.probes import is_taken
 from infra.services.registry import RegistryNode
+from infra.services.security import Security
 
 __all__ = [
     "Cluster",
@@ -22,6 +23,8 @@ __all__ = [
     "Broker",
     "CassandraNode",
     "RegistryNode",
+    "Security",
+    "SUPERUSER",
     "Size",
     "Step",
     "SIZES",

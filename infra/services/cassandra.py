@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 from infra.services.jars import jars_of, java_for
 from infra.services.node import Node
-from infra.services.probes import CONSISTENCY_ALL, CONSISTENCY_ONE, cassandra_answers
+from infra.services.probes import CONSISTENCY_ALL, CONSISTENCY_ONE, Login, cassandra_answers
+from infra.services.security import Security
 
 JAVA = 17  # the only version that Cassandra 5.0 supports and that the flags are for
 RING_DELAY_MS = 10_000  # a node gives up its start if the others are silent for about so long; they may be busy
+SUPERUSER = ("cassandra", "cassandra")  # of a new secured node, and the password
 FLAGS = Path(__file__).with_name("cassandra-jvm17.options")
 _OF_ITSELF = "SELECT key FROM system.local"
 # Kept three times: with consistency ALL it is readable only if this node sees three that are up.
@@ -34,10 +36,16 @@ class CassandraNode(Node):
     ready_s: ClassVar[float] = 120.0
     starts_alone: ClassVar[bool] = True  # nodes that join at the same time do not learn of each other
 
-    def __init__(self, folder: Path, number: int, of: int, port: int, storage_port: int) -> None:
-        """`number` counts from 1, of `of` nodes; `folder` is that of the whole cluster."""
+    def __init__(
+        self, folder: Path, number: int, of: int, port: int, storage_port: int, security: Security | None = None
+    ) -> None:
+        """`number` counts from 1, of `of` nodes; `folder` is that of the whole cluster.
+
+        With `security` clients need TLS, a certificate and a login; the first one is SUPERUSER.
+        """
         super().__init__(f"cassandra-{number}", folder / f"cassandra-{number}", f"127.0.0.{number}", port)
-        self._of, self._storage_port = of, storage_port
+        self._of, self._storage_port, self._security = of, storage_port, security
+        self._login = None if security is None else Login(security.context, *SUPERUSER)
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -46,13 +54,13 @@ class CassandraNode(Node):
 
     def answers(self) -> bool:
         """Whether it answers a query."""
-        return cassandra_answers(self.host, self.port, _OF_ITSELF, CONSISTENCY_ONE)
+        return cassandra_answers(self.host, self.port, _OF_ITSELF, CONSISTENCY_ONE, self._login)
 
     def is_settled(self) -> bool:
         """Whether it sees all nodes as up."""
         if self._of < 3:
             return self.answers()
-        return cassandra_answers(self.host, self.port, _OF_ALL.format(_ANY_ID), CONSISTENCY_ALL)
+        return cassandra_answers(self.host, self.port, _OF_ALL.format(_ANY_ID), CONSISTENCY_ALL, self._login)
 
     def java(self) -> str:
         """The path of the Java that runs it. Raises ServiceMissing."""
@@ -63,6 +71,8 @@ class CassandraNode(Node):
         conf = self.folder / "conf"
         conf.mkdir(exist_ok=True)
         settings = cassandra_yaml(self.folder, self.host, self.port, self._storage_port)
+        if self._security is not None:
+            settings |= _secured(self._security)
         (conf / "cassandra.yaml").write_text(json.dumps(settings, indent=2), "utf-8")  # JSON is YAML
         (conf / "logback.xml").write_text(_LOGBACK, "utf-8")
         (agent,) = jars.glob("jamm-*.jar")
@@ -101,4 +111,21 @@ def cassandra_yaml(folder: Path, host: str, port: int, storage_port: int) -> dic
         "saved_caches_directory": str(folder / "saved_caches"),
         "hints_directory": str(folder / "hints"),
         "cdc_raw_directory": str(folder / "cdc_raw"),
+    }
+
+
+def _secured(security: Security) -> dict[str, Any]:
+    """The settings that ask clients for a login and a certificate. Between nodes all stays as it is."""
+    return {
+        "authenticator": "PasswordAuthenticator",
+        "authorizer": "CassandraAuthorizer",
+        "role_manager": "CassandraRoleManager",
+        "client_encryption_options": {
+            "enabled": True,
+            "optional": False,
+            "require_client_auth": True,
+            "ssl_context_factory": {"class_name": "org.apache.cassandra.security.PEMBasedSslContextFactory"},
+            "keystore": str(security.server),
+            "truststore": str(security.ca),
+        },
     }

@@ -18,6 +18,7 @@ from infra.services.jars import are_cached, jars_of, locked, version_of
 from infra.services.kafka import Broker
 from infra.services.node import STOP_S, Node
 from infra.services.registry import RegistryNode
+from infra.services.security import Security
 
 BASE_PORT = 19000  # not where these services are found by default, so that a user's own are left alone
 PORTS_TAKEN = 100  # all ports of a cluster are in base_port … base_port + 99
@@ -101,17 +102,23 @@ class Cluster:
     """
 
     def __init__(
-        self, folder: Path, *, kafka: int = 0, cassandra: int = 0, registry: bool = False, base_port: int = BASE_PORT
+        self,
+        folder: Path,
+        *,
+        kafka: int = 0,
+        cassandra: int = 0,
+        registry: bool = False,
+        base_port: int = BASE_PORT,
+        security: Security | None = None,
     ) -> None:
-        """ValueError: sizes or ports that are not possible."""
+        """`security` is of Kafka and Cassandra, and not recorded. ValueError: sizes or ports that are not possible."""
         self.folder = folder.absolute()
         self.size = Size(kafka=kafka, cassandra=cassandra, registry=registry, base_port=base_port)
         ports = [(base_port + _KAFKA + n, base_port + _CONTROLLER + n) for n in range(kafka)]
         storage, native = base_port + _STORAGE, base_port + _CASSANDRA
-        self.kafka = Kafka(tuple(Broker(self.folder, n + 1, ports) for n in range(kafka)))
-        self.cassandra = Cassandra(
-            tuple(CassandraNode(self.folder, n + 1, cassandra, native, storage) for n in range(cassandra)), native
-        )
+        self.kafka = Kafka(tuple(Broker(self.folder, n + 1, ports, security) for n in range(kafka)))
+        nodes = (CassandraNode(self.folder, n + 1, cassandra, native, storage, security) for n in range(cassandra))
+        self.cassandra = Cassandra(tuple(nodes), native)
         registry_ports = base_port + _REGISTRY, base_port + _MANAGEMENT
         self.registry = RegistryNode(self.folder, *registry_ports) if registry else None
 
