@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from infra.kafka.topics import TopicAdmin
+import structlog
+
+from infra.kafka.topics import TopicAdmin, wanted_topics
 from infra.topics import TopicCatalog
 from scheduler.api.health import PartHealth
 from schemas.errors import Fatal, Retriable, TidewheelIOError
@@ -14,9 +16,14 @@ PROBE_S = 2.0  # for one question to the brokers; at the start a signal is notic
 PROBE_EVERY_S = 5.0
 PER_SHARD = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS, SHARD_STATE)
 
+_log = structlog.get_logger(__name__)
+
 
 def check_topics(admin: TopicAdmin, catalog: TopicCatalog) -> None:
-    """Retriable: topics are missing, or no broker answers. Fatal: there are not as many shards as we think."""
+    """Retriable: topics are missing, or no broker answers. Fatal: there are not as many shards as we think.
+
+    Topics of queues are used as they are; what differs is said in the log.
+    """
     counts = admin.partition_counts(PROBE_S)
     wanted = {f"{admin.prefix}{spec.name}": spec for spec in catalog if not spec.is_prefix}
     missing = sorted(wanted.keys() - counts.keys())
@@ -28,6 +35,12 @@ def check_topics(admin: TopicAdmin, catalog: TopicCatalog) -> None:
                 f"{name} has {counts[name]} partitions, and shards is {spec.partitions}: the number is fixed for the "
                 f"life of a cluster; set shards={counts[name]}, or another kafka.prefix for another cluster"
             )
+    for topic in wanted_topics(catalog, admin.prefix, counts):
+        found, configured = counts[topic.name], topic.spec.partitions
+        if topic.spec.is_prefix and found != configured:
+            what = "a topic of a queue has other partitions than configured, and is used as it is"
+            hint = f"at most {found} workers share it; see `tidewheel topics plan`"
+            _log.warning(what, topic=topic.name, partitions=found, configured=configured, hint=hint)
 
 
 class BrokerWatch:

@@ -324,27 +324,30 @@ class TopicAdmin:
         return found
 
     def await_everywhere(self, topics: Set[str]) -> None:
-        """Wait until each broker that answers knows these topics, for up to `SETTLE_S`: whoever asks next asks any."""
-        give_up_at = time.monotonic() + SETTLE_S
-        for broker in self._brokers():
-            one = TopicAdmin(replace(self._settings, bootstrap=broker))  # which knows this broker, and asks it first
-            try:
-                _wait_until(lambda: topics <= one._listed(REQUEST_S).keys(), give_up_at - time.monotonic())  # noqa: B023
-            except Retriable:
-                continue  # it is away, and answers nobody
+        """Wait until each broker has shown these topics, for up to `SETTLE_S`: whoever asks next asks any of them.
 
-    def _brokers(self) -> list[str]:
+        A client asks the broker that it happens to be connected to, and the answer says which one that was.
+        """
+        silent = {broker.id: f"{broker.host}:{broker.port}" for broker in self._metadata(REQUEST_S).brokers.values()}
+        give_up_at = time.monotonic() + SETTLE_S
+        while silent and time.monotonic() < give_up_at:
+            another = TopicAdmin(replace(self._settings, bootstrap=next(iter(silent.values()))))
+            try:
+                answer = another._metadata(REQUEST_S)
+            except Retriable:  # it went away a moment ago
+                answer = self._metadata(REQUEST_S)
+            if topics <= answer.topics.keys():
+                silent.pop(answer.orig_broker_id, None)
+            time.sleep(LOOK_EVERY_S)
+
+    def _metadata(self, timeout_s: float) -> Any:
         try:
-            brokers = self._client.list_topics(timeout=REQUEST_S).brokers.values()
+            return self._client.list_topics(timeout=timeout_s)
         except KafkaException as error:
             raise self._unreachable(error) from error
-        return [f"{broker.host}:{broker.port}" for broker in brokers]
 
     def _listed(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            listed = self._client.list_topics(timeout=timeout_s).topics
-        except KafkaException as error:
-            raise self._unreachable(error) from error
+        listed = self._metadata(timeout_s).topics
         return {name: topic for name, topic in listed.items() if name.startswith(self.prefix) and topic.error is None}
 
     def _settings_of(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:

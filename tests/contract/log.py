@@ -77,6 +77,11 @@ class LogContract:
 
     members_agree = False  # whether nobody is given anything before all members of the group were polled
 
+    def test_a_ready_topic_can_be_written_soon_after_it_is_first_asked_for(self, world: LogWorld) -> None:
+        log, topic = world.connect(), world.topic()
+        poll_until(lambda: log.ready_partitions(topic) > 0, log)
+        assert log.ready_partitions(topic) == log.partitions(topic)
+
     # --- appending and acknowledgements -------------------------------------------------------------------------------
 
     def test_acknowledged_offsets_are_where_readers_find_the_entries(self, world: LogWorld) -> None:

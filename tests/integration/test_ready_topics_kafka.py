@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import admin as _admin
 
 from infra.kafka.log import KafkaLog
 from infra.kafka.settings import KafkaSettings
@@ -31,6 +31,8 @@ from tidewheel.clock import SteadyClock
 
 pytestmark = pytest.mark.service("kafka")
 
+client: Any = _admin  # its types do not say what it exports
+
 SIZES = ClusterSizes(shards=2, reply_partitions=1, ready_partitions=3)
 CATALOG = cluster_catalog(SIZES)
 CODEC = Codec.builtin()
@@ -45,7 +47,7 @@ class Stage:
         apply(TopicAdmin(settings), plan(TopicAdmin(settings), CATALOG))
         properties: Any = settings.client()
         self.settings = settings
-        self.client: Any = AdminClient(properties)
+        self.client = client.AdminClient(properties)
         self.log = KafkaLog(settings, catalog, client_id="test")
         self.states = KafkaStateStore(settings)
         own = RuntimeSettings(owner="test")
@@ -79,7 +81,9 @@ class Stage:
         self._count += count
         entries = []
         for task_id in sorted(ids):
-            request = SubmitTask(request_id="", task_id=task_id, submitted_at=1, spec=TaskSpec(task_type="t", queue=queue))
+            request = SubmitTask(
+                request_id="", task_id=task_id, submitted_at=1, spec=TaskSpec(task_type="t", queue=queue)
+            )
             shard = shard_of(task_id, SIZES.shards)
             entries.append(Entry(TASK_REQUESTS, shard, routing_key(task_id).encode(), CODEC.encode(request)))
         (by or self.reading).append(entries)
@@ -94,7 +98,7 @@ class Stage:
             yield Sent(reader)
 
     def create(self, topic: str, partitions: int) -> None:
-        (done,) = self.client.create_topics([NewTopic(self.log.names.physical(topic), partitions, 1)]).values()
+        (done,) = self.client.create_topics([client.NewTopic(self.log.names.physical(topic), partitions, 1)]).values()
         done.result(10)
 
     def delete(self, *topics: str) -> None:
@@ -128,9 +132,9 @@ def settings() -> Iterator[KafkaSettings]:
     with structlog.testing.capture_logs():
         yield made
     properties: Any = made.client()
-    client: Any = AdminClient(properties)
-    ours = [name for name in client.list_topics(timeout=10).topics if name.startswith(made.prefix)]
-    for deleted in client.delete_topics(ours).values():
+    own = client.AdminClient(properties)
+    ours = [name for name in own.list_topics(timeout=10).topics if name.startswith(made.prefix)]
+    for deleted in own.delete_topics(ours).values():
         deleted.result(10)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import structlog
 from confluent_kafka.admin import AdminClient
 
 from infra.kafka.names import Names
@@ -18,12 +19,14 @@ from infra.topics import ClusterSizes, cluster_catalog
 from schemas.errors import Fatal, Retriable
 from schemas.topics import REPLIES, SHARD_STATE, TASK_EVENTS, TASK_REQUESTS
 from tests.harness import eventually
-from tests.services import kafka_bootstrap
+from tests.services import kafka_bootstrap, own_cluster
+from tidewheel.brokers import check_topics
 
 pytestmark = pytest.mark.service("kafka")
 
 SIZES = ClusterSizes(shards=3, reply_partitions=2, ready_partitions=2)
 CATALOG = cluster_catalog(SIZES)
+ROUNDS, LOOKS = 6, 9  # of brokers that a client chooses at random; without the wait the first rounds fail
 OTHER_RETENTION = cluster_catalog(replace(SIZES, event_retention_ms=3_600_000))
 
 
@@ -118,6 +121,19 @@ def test_topics_of_queues_that_are_there_are_compared_too(settings: KafkaSetting
     assert difference.change is Change.FIXED
 
 
+def test_topics_of_queues_with_other_partitions_are_used_and_named_at_the_start(
+    settings: KafkaSettings, admin: TopicAdmin
+) -> None:
+    apply(admin, plan(admin, CATALOG))
+    ensure_topic(settings, CATALOG, "ready.mail.low")
+    with structlog.testing.capture_logs() as said:
+        check_topics(admin, CATALOG)
+        assert said == []
+        check_topics(admin, cluster_catalog(replace(SIZES, ready_partitions=3)))
+    (line,) = said
+    assert (line["topic"], line["partitions"], line["configured"]) == (f"{admin.prefix}ready.mail.low", 2, 3)
+
+
 def test_more_copies_than_brokers_are_refused_with_what_to_set(admin: TopicAdmin) -> None:
     with pytest.raises(Fatal, match=r"set kafka\.replication"):
         apply(admin, plan(admin, cluster_catalog(replace(SIZES, replication=30))))
@@ -145,3 +161,18 @@ def test_credentials_that_the_brokers_do_not_take_are_final() -> None:
     with pytest.raises(Fatal, match="does not accept the credentials") as caught:
         TopicAdmin(given).partition_counts(1.0)
     assert secret not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_what_was_just_created_is_there_whichever_broker_answers() -> None:
+    """Three brokers hear of a new topic one after the other."""
+    with own_cluster(kafka=3) as services:
+        for number in range(ROUNDS):
+            made = TopicAdmin(KafkaSettings(bootstrap=services.kafka.bootstrap, prefix=f"{number}."))
+            catalog = cluster_catalog(replace(SIZES, shards=16, replication=3))
+            apply(made, plan(made, catalog))
+            assert plan(made, catalog).is_done
+            for _ in range(LOOKS):
+                check_topics(
+                    TopicAdmin(KafkaSettings(bootstrap=services.kafka.bootstrap, prefix=f"{number}.")), catalog
+                )
