@@ -20,7 +20,7 @@ _REFUSED = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "this user may not use the transactional id: grant write on it",
     KafkaError.UNSUPPORTED_VERSION: "the broker is too old: use Kafka 2.8 or newer",
     KafkaError.MSG_SIZE_TOO_LARGE: "the broker takes no record that large: check max.message.bytes of the topic",
-    KafkaError._INVALID_ARG: "the client does not know a setting or a value",
+    KafkaError._INVALID_ARG: "the client does not take a setting or a value: check kafka.properties and kafka.tls",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic or partition does not exist: run `tidewheel topics apply`",
 }
 

@@ -86,7 +86,8 @@ class Fetcher:
     """Fetches given partitions, each for one who takes its records."""
 
     def __init__(self, properties: Mapping[str, Any], names: Names) -> None:
-        self._consumer = Consumer({**properties, **FETCHING})
+        with translated("set up a consumer"):
+            self._consumer = Consumer(dict(properties))
         self._names = names
         self._feeds: dict[tuple[str, int], Feed] = {}  # by the broker's name of the topic
         self._held = 0
@@ -259,9 +260,10 @@ class KafkaMember:
     def __init__(self, log: KafkaLog, group: str, topics: Sequence[str]) -> None:
         self._log, self._names = log, log.names
         group_id = self._names.physical(group)
-        properties = log.properties(**{"group.id": group_id})
-        self.fetcher = Fetcher(properties, self._names)
-        self._consumer = Consumer({**properties, **_GROUP})
+        own = {"group.id": group_id}
+        self.fetcher = Fetcher(log.properties(**own, **FETCHING), self._names)
+        with translated("set up a member of a group"):
+            self._consumer = Consumer(log.properties(**own, **_GROUP))
         self._feeds = _Feeds()
         self._owned: frozenset[TopicPartition] = frozenset()
         self._told: frozenset[TopicPartition] = frozenset()

@@ -32,7 +32,7 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from infra.kafka.errors import translate, translated
-from infra.kafka.fetching import QUERY_S, Fetcher, KafkaMember, KafkaReader
+from infra.kafka.fetching import FETCHING, QUERY_S, Fetcher, KafkaMember, KafkaReader
 from infra.kafka.names import Names
 from infra.kafka.ready import ReadyTopics
 from infra.kafka.settings import KafkaSettings
@@ -448,10 +448,11 @@ class KafkaLog:
 
     def _new_producer(self) -> Producer:
         with translated("set up a producer"):
-            return Producer({**self.properties(), **_PRODUCING})
+            return Producer(self.properties(**_PRODUCING))
 
     def _add_fetcher(self) -> Fetcher:
-        fetcher = Fetcher(self.properties(**{"group.id": self.names.physical("readers")}), self.names)
+        own = {"group.id": self.names.physical("readers")}
+        fetcher = Fetcher(self.properties(**own, **FETCHING), self.names)
         self._fetchers.append(fetcher)
         return fetcher
 
