@@ -277,7 +277,10 @@ class ShardHost:
 
     def _restore(self, shard: Shard) -> Generator[None, None, None]:
         checkpoint: Message | None = None
-        for number, (key, value) in enumerate(self._states.load(self.shard_id)):
+        while (state := self._states.load(self.shard_id)) is None:
+            self._load_at = self._now + LOAD_WAIT_US
+            yield
+        for number, (key, value) in enumerate(state):
             message = self._decode_state(value)
             if key == CHECKPOINT_KEY:
                 checkpoint = message

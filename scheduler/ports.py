@@ -141,8 +141,11 @@ class StateStore(Protocol):
         None while that takes its time in the background: to be called again a little later.
         """
 
-    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]]:
-        """All that the last committed change left."""
+    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]] | None:
+        """All that the last committed change left, for who has fenced the shard.
+
+        None while that takes its time in the background: to be called again a little later.
+        """
 
     def commit(
         self,

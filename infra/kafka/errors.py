@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from schemas.errors import Fatal, Retriable, TidewheelIOError
+
+REPEAT_LOG_S = 10.0  # between two lines that say the same of a broker
+
+_log = structlog.get_logger(__name__)
 
 _LOGIN = "the broker does not accept the credentials: check kafka.sasl.username, its password and kafka.sasl.mechanism"
 _REFUSED = {
@@ -31,6 +37,20 @@ def translate(error: KafkaError, what: str) -> TidewheelIOError:
     if advice is not None:
         return Fatal(f"Kafka: cannot {what}: {advice} ({error.str()})")
     return Retriable(f"Kafka: cannot {what} now: {error.str()} ({error.name()})")
+
+
+class Complaints:
+    """Says what clients tell their `error_cb`, each kind now and then: they try again several times a second."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def note(self, error: KafkaError) -> None:
+        """Take one in, from any thread."""
+        now = time.monotonic()
+        if now - self._told.get(error.name(), -REPEAT_LOG_S) >= REPEAT_LOG_S:
+            self._told[error.name()] = now
+            _log.warning("kafka", reason=error.str(), error=error.name())
 
 
 @contextmanager

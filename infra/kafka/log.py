@@ -31,7 +31,7 @@ from typing import Any
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from infra.kafka.errors import translate, translated
+from infra.kafka.errors import Complaints, translate, translated
 from infra.kafka.fetching import FETCHING, QUERY_S, Fetcher, KafkaMember, KafkaReader
 from infra.kafka.names import Names
 from infra.kafka.ready import ReadyTopics
@@ -58,7 +58,6 @@ PACE_S = 0.001
 WAIT_MAX_S = 3_600.0
 DISTURBED_S = 5.0  # after the last failed connection: the client tries again every second, and leaders are elected
 OUTAGE_S = 60.0  # after which a broker that stays away is nobody's excuse any more
-REPEAT_LOG_S = 10.0  # between two lines that say the same of a broker
 
 _PRODUCING: dict[str, Any] = {
     "enable.idempotence": True,
@@ -140,7 +139,7 @@ class KafkaLog:
         self._is_awake = False
         self._now = time.monotonic()  # as of the last turn
         self._news_at = self._look_at = 0.0
-        self._told: dict[str, float] = {}
+        self._complaints = Complaints()
         self._failed_at = self._failing_since = -OUTAGE_S  # connections to brokers
         self._is_closed = False
         with translated("connect"):
@@ -472,9 +471,7 @@ class KafkaLog:
         if now - self._failed_at > DISTURBED_S:
             self._failing_since = now
         self._failed_at = now
-        if now - self._told.get(error.name(), -REPEAT_LOG_S) >= REPEAT_LOG_S:
-            self._told[error.name()] = now
-            _log.warning("kafka", reason=error.str(), error=error.name())
+        self._complaints.note(error)
 
 
 def _cause(error: KafkaException | BufferError) -> TidewheelIOError:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka import TopicPartition as Place
 
-from infra.kafka.errors import translate, translated
+from infra.kafka.errors import Complaints, translate, translated
 from infra.kafka.fetching import FETCHING, QUERY_S, within
 from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
@@ -26,7 +26,7 @@ from infra.topics import ENVELOPE_BYTES, RECORD_BYTES_MAX
 from schemas.errors import Fatal, Fenced, Retriable, TidewheelIOError
 from schemas.topics import SHARD_STATE
 
-THREADS = 4  # that fence and commit; a transaction takes 30 to 100 ms, of which nearly all is waiting
+THREADS = 4  # that fence, load and commit; a transaction takes 30 to 100 ms, of which nearly all is waiting
 COMMITS_MAX = 64  # begun and not done, for each shard
 TRANSACTION_S = 30.0  # for each step of a transaction; the broker gives up an unfinished one after a minute
 READ_SILENCE_S = 3.0  # a load that gets nothing for so long has lost its broker
@@ -57,9 +57,11 @@ class KafkaStateStore:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings, self._names = settings, Names(settings.prefix)
         self._topic = self._names.physical(SHARD_STATE)
+        self._complaints = Complaints()
         self._pool = ThreadPoolExecutor(THREADS, "shard-state")
         self._tokens = itertools.count(1)
         self._fencing: dict[int, Future[Producer]] = {}
+        self._loading: dict[int, Future[dict[bytes, bytes]]] = {}  # begun after the shard was fenced
         self._shards: dict[int, _Shard] = {}
         self._lock = threading.Lock()
         self._begun: dict[int, deque[_Commit]] = {}  # by shard; the first is being made
@@ -70,6 +72,7 @@ class KafkaStateStore:
         fencing = self._fencing.get(shard)
         if fencing is None:
             self._void(shard)
+            self._loading.pop(shard, None)  # what was read before this fence may have been changed since
             self._fencing[shard] = self._pool.submit(self._new_producer, shard)
             return None
         if not fencing.done():
@@ -78,18 +81,15 @@ class KafkaStateStore:
         self._shards[shard] = _Shard(next(self._tokens), fencing.result())
         return self._shards[shard].token
 
-    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]]:
-        """What is committed now, as one picture. Retriable: the broker does not answer."""
-        state: dict[bytes, bytes] = {}
-        for message in self._read(shard):
-            key, value = message.key(), message.value()
-            if key is None:
-                continue  # nobody of ours writes that, and it names nothing
-            if value is None:
-                state.pop(key, None)
-            else:
-                state[key] = value
-        return state.items()
+    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]] | None:
+        """What is committed now, as one picture; None while it is read. Retriable: the broker does not answer."""
+        loading = self._loading.get(shard)
+        if loading is None:
+            loading = self._loading[shard] = self._pool.submit(self._load, shard)
+        if not loading.done():
+            return None
+        del self._loading[shard]
+        return loading.result().items()
 
     def commit(
         self,
@@ -193,6 +193,7 @@ class KafkaStateStore:
         properties = self._settings.client(
             **{
                 "client.id": f"shard-state-{shard}",
+                "error_cb": self._complaints.note,
                 "transactional.id": self._names.physical(f"shard-{shard}"),
                 "transaction.timeout.ms": 60_000,
                 "message.max.bytes": RECORD_BYTES_MAX + ENVELOPE_BYTES,
@@ -206,9 +207,25 @@ class KafkaStateStore:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
+    def _load(self, shard: int) -> dict[bytes, bytes]:
+        state: dict[bytes, bytes] = {}
+        for message in self._read(shard):
+            key, value = message.key(), message.value()
+            if key is None:
+                continue  # nobody of ours writes that, and it names nothing
+            if value is None:
+                state.pop(key, None)
+            else:
+                state[key] = value
+        return state
+
     def _read(self, shard: int) -> Iterator[Message]:
         what = f"read the state of shard {shard}"
-        own: dict[str, Any] = {"group.id": self._names.physical("readers"), "enable.partition.eof": True}
+        own: dict[str, Any] = {
+            "group.id": self._names.physical("readers"),
+            "error_cb": self._complaints.note,
+            "enable.partition.eof": True,
+        }
         with translated(what):
             consumer = Consumer({**self._settings.client(**own), **FETCHING, "queued.max.messages.kbytes": 65_536})
         try:

@@ -342,12 +342,17 @@ class SimStatesConnection:
 
     def __init__(self, states: SimStates, log: SimLog) -> None:
         self._states, self._log = states, log
+        self._loading: set[int] = set()
 
     def fence(self, shard: int) -> int:
+        self._loading.discard(shard)
         self._states.tokens[shard] += 1
         return self._states.tokens[shard]
 
-    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]]:
+    def load(self, shard: int) -> Iterable[tuple[bytes, bytes]] | None:
+        if shard not in self._loading:  # it takes a moment
+            self._loading.add(shard)
+            return None
         return list(self._states.states[shard].items())
 
     def commit(
