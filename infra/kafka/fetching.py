@@ -8,6 +8,7 @@ client's rules for seeking in assigned partitions do not apply.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from confluent_kafka import TopicPartition as Place
 from infra.kafka.errors import translate, translated
 from infra.kafka.names import Names
 from scheduler.ports import Record, TopicPartition
-from schemas.errors import Fatal
+from schemas.errors import Fatal, Retriable
 
 if TYPE_CHECKING:
     from infra.kafka.log import KafkaLog
@@ -30,6 +31,8 @@ GROUP_LOOK_S = 0.02  # between looks for a changed assignment
 COMMIT_EVERY_S = 0.1  # positions of a group; what is read again after a crash is recognised by attempt and version
 LEAVE_S = 2.0  # the most that leaving a group may take
 QUERY_S = 2.0  # for a question to the broker; loops that ask have heartbeats to send
+ASK_S = 1.0  # for a question to the leader of a partition, which may be away
+SILENT_S = 2.0  # how long a leader is not asked again that did not answer: the loop has other things to do meanwhile
 
 # The defaults favour throughput: an empty fetch waits half a second, and a full queue one second.
 FETCHING: Mapping[str, Any] = {
@@ -93,6 +96,7 @@ class Fetcher:
         self._held = 0
         self._held_bytes = 0
         self._has_more = False
+        self._silent: dict[int, float] = {}  # leaders that did not answer, and until when they are not asked
 
     def has(self, partition: TopicPartition) -> bool:
         """Whether somebody takes the records of the partition."""
@@ -145,18 +149,38 @@ class Fetcher:
     def end_offset(self, partition: TopicPartition) -> int:
         """Where the partition ends. Retriable, Fatal: the broker does not say."""
         topic, number = self._place(partition)
+        now = time.monotonic()
+        self._silent = {leader: until for leader, until in self._silent.items() if until > now}
         with translated(f"ask where {topic}[{number}] ends"):
-            try:
-                return self._ask_end(topic, number)
-            except KafkaException as error:
-                if error.args[0].code() not in _PASSING:
-                    raise
-            # What the client heard of the topic while its leaders were away it would believe for a quarter of an hour.
-            self._consumer.list_topics(topic, timeout=QUERY_S)
+            if not self._silent:
+                try:
+                    return self._ask_end(topic, number)
+                except KafkaException as error:
+                    cause = error.args[0]
+                    if cause.code() not in _PASSING and isinstance(translate(cause, ""), Fatal):
+                        raise
+            # Where the leader was the client would believe for minutes, however long it is away.
+            return self._ask_end_of(self._leader(topic, number), topic, number)
+
+    def _ask_end_of(self, leader: int | None, topic: str, number: int) -> int:
+        if leader is None or leader in self._silent:
+            raise Retriable(f"Kafka: cannot ask where {topic}[{number}] ends now: its leader is away")
+        try:
             return self._ask_end(topic, number)
+        except KafkaException:
+            self._silent[leader] = time.monotonic() + SILENT_S
+            raise
+
+    def _leader(self, topic: str, number: int) -> int | None:
+        """The broker that has the partition now, as another one knows."""
+        found = self._consumer.list_topics(topic, timeout=QUERY_S).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        partition = found.partitions.get(number)
+        return None if partition is None or partition.leader < 0 else int(partition.leader)
 
     def _ask_end(self, topic: str, number: int) -> int:
-        _, end = self._consumer.get_watermark_offsets(Place(topic, number), QUERY_S, cached=False)
+        _, end = self._consumer.get_watermark_offsets(Place(topic, number), ASK_S, cached=False)
         return int(end)
 
     def close(self) -> None:

@@ -17,9 +17,12 @@ from infra.topics import RECORD_BYTES_MAX, TopicCatalog, TopicSpec, embedded_cat
 from scheduler.ports import TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 from tests.contract.log import LogContract, append_and_wait, numbered, poll_until, take_count, values_of
+from tests.harness import eventually
 from tests.services import kafka_bootstrap, own_cluster
 
 pytestmark = pytest.mark.service("kafka")
+
+AWAY_S = 60.0  # until a dead broker's partitions have other leaders, on a busy machine: it is missed after 9 s
 
 
 class KafkaWorld:
@@ -152,6 +155,29 @@ def test_it_goes_on_when_a_killed_broker_is_back(lonely: tuple[KafkaWorld, Clust
         poll_until(lambda: bool(acks), log)
     assert not isinstance(acks[0], TidewheelIOError)
     assert values_of(take_count(log, reader, 1)) == [b"v1"]
+
+
+@pytest.mark.slow
+def test_where_a_partition_ends_is_known_again_though_its_leader_stays_away() -> None:
+    """Others lead what a broker led that is gone; the client would ask the dead one for minutes."""
+    with own_cluster(kafka=3) as cluster, structlog.testing.capture_logs():
+        spec = TopicSpec("ready.", 3, is_durable=True, is_prefix=True, replication=3)
+        world = KafkaWorld(cluster.kafka.bootstrap, TopicCatalog([spec]))
+        log, topic = world.connect(), world.topic()
+        append_and_wait(log, [*numbered(topic, 0, [0]), *numbered(topic, 1, [1]), *numbered(topic, 2, [2])])
+        places = [TopicPartition(topic, number) for number in range(3)]
+        assert [log.end_offset(place) for place in places] == [1, 1, 1]
+        cluster.node("kafka-2").kill()  # which led one of them
+
+        def are_known() -> bool:
+            log.poll(0)
+            try:
+                return [log.end_offset(place) for place in places] == [1, 1, 1]
+            except Retriable:
+                return False
+
+        eventually(are_known, "all three answer", AWAY_S)
+        world.close()
 
 
 @pytest.mark.timeout(60)
