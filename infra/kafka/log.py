@@ -73,21 +73,6 @@ _PRODUCING: dict[str, Any] = {
     "allow.auto.create.topics": False,
 }
 
-# What a topic has to do with, and not the brokers or the connection.
-_OF_TOPIC = frozenset(
-    {
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    }
-)
-
 _log = structlog.get_logger(__name__)
 _client_log = logging.getLogger("tidewheel.kafka")  # the client logs through `logging` alone
 
@@ -314,7 +299,7 @@ class KafkaLog:
                 functools.partial(self._delivered, lane, append, index),
             )
         except KafkaException as error:
-            if append.ready_topic is None or error.args[0].code() not in _OF_TOPIC:
+            if append.ready_topic is None:
                 raise
             append.left -= 1
             self._refuse(lane, append, error.args[0])
@@ -338,7 +323,7 @@ class KafkaLog:
         offset = message.offset()
         if append.ready_topic is not None and (offset is None or offset < 0 or error is not None):
             with self._lock:
-                self._not_delivered(lane, append, error)
+                self._refuse(lane, append, error)
         elif error is not None:
             self._failure = self._failure or translate(error, "append")
         elif offset is None or offset < 0:
@@ -368,20 +353,14 @@ class KafkaLog:
         (topic,) = topics if len(topics) == 1 else (None,)
         return topic if topic is not None and self._catalog.spec(topic).is_prefix else None
 
-    def _not_delivered(self, lane: _Lane, append: _Append, error: KafkaError | None) -> None:
+    def _refuse(self, lane: _Lane, append: _Append, error: KafkaError | None) -> None:
+        """A ready topic did not take a record. If the whole connection is to blame, events will show it, too."""
+        topic, _ = lane.place
         if error is None:
             append.error = append.error or Retriable("Kafka: a ready record was acknowledged without an offset")
-            self._give_up(lane, append.error)
-        elif error.code() in _OF_TOPIC:
-            self._refuse(lane, append, error)
         else:
-            self._failure = self._failure or translate(error, "append")
-
-    def _refuse(self, lane: _Lane, append: _Append, error: KafkaError) -> None:
-        """A ready topic does not take what is appended."""
-        topic, _ = lane.place
-        append.error = append.error or translate(error, f"write {self.names.physical(topic)}")
-        self._ready.refused(topic, append.error)
+            append.error = append.error or translate(error, f"write {self.names.physical(topic)}")
+            self._ready.refused(topic, append.error)
         self._give_up(lane, append.error)
 
     def _give_up(self, lane: _Lane, failure: TidewheelIOError) -> None:
