@@ -289,7 +289,7 @@ class ClusterSettings(_Section):
     )
     startup_timeout_s: float = _setting(
         120.0,
-        "How long a process waits at its start for Kafka, its topics and the registry.",
+        "How long a process waits at its start for Kafka and its topics.",
         "seconds, from 0 to a day",
         ge=0,
         le=_DAY_S,
