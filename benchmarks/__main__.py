@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks import (
     api,
     cluster,
+    cluster_losses,
     on_kafka,
     projection,
     scheduler_loss,
@@ -33,13 +34,14 @@ from benchmarks.engine_process import quieten
 from benchmarks.machine import filesystem, versions
 from benchmarks.results import RESULTS, page, run_all
 from benchmarks.stage import PAYLOAD_BYTES, fresh_folder
-from tidewheel import EngineSettings
+from schemas.errors import TidewheelIOError
+from tidewheel import EngineSettings, TidewheelError
 
 ENGINES = ("embedded", "kafka")
 _EMBEDDED = (start_latency, throughput, timer_accuracy, waiting, scheduler_loss, api, projection)
 BENCHMARKS: Mapping[str, Mapping[str, Benchmark[Any]]] = {
     "embedded": {module.BENCHMARK.name: module.BENCHMARK for module in _EMBEDDED},
-    "kafka": {benchmark.name: benchmark for benchmark in on_kafka.BENCHMARKS},
+    "kafka": {benchmark.name: benchmark for benchmark in (*on_kafka.BENCHMARKS, *cluster_losses.BENCHMARKS)},
 }
 
 
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except msgspec.ValidationError as error:
         print(f"an option is not allowed: {error}", file=sys.stderr)
         return 2
-    except (NothingMeasured, ChildProcessError, ExceptionGroup) as error:
+    except (NothingMeasured, ChildProcessError, TidewheelIOError, TidewheelError, ExceptionGroup) as error:
         print(f"no figures: {_first_reason(error)}", file=sys.stderr)
         return 1
     if is_json:
@@ -198,12 +200,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _add_option(parser: argparse.ArgumentParser, options: type[Options], name: str, type_: Any) -> None:
     kind, meta = get_args(type_) if get_origin(type_) is Annotated else (type_, msgspec.Meta())
     default = next(field.default for field in msgspec.structs.fields(options) if field.name == name)
-    is_choice = get_origin(kind) is Literal
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
     parser.add_argument(
         f"--{name.replace('_', '-')}",
         dest=name,
-        type=str if is_choice else kind,
-        choices=get_args(kind) if is_choice else None,
+        type=type(choices[0]) if choices else kind,
+        choices=choices or None,
         default=default,
         help=f"{meta.description} (default: {default})",
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from uuid import uuid4
 
 from msgspec import Meta
@@ -28,10 +28,11 @@ from benchmarks.contract import NothingMeasured, Options
 from benchmarks.load import wait_until
 from benchmarks.machine import processor_s_of
 from benchmarks.shared_starts import PLACE, SharedStarts
-from benchmarks.stage import PAYLOAD_BYTES, WAIT_S, Noop, blob_for, noop_app
+from benchmarks.stage import PAYLOAD_BYTES, WAIT_S, Noop, blob_for, holding, noop_app
 from infra.cassandra import CassandraSettings, CassandraView
 from infra.kafka.log import KafkaLog
 from infra.kafka.settings import KafkaSettings
+from infra.services import BASE_PORT, PORTS_TAKEN
 from infra.services import Cluster as Services
 from infra.topics import ClusterSizes, cluster_catalog
 from scheduler.gateway import Gateway
@@ -47,6 +48,8 @@ from tidewheel.tuning import tuned
 APP = "benchmarks.cluster_app:app"
 START_S = 120.0  # until a process is ready
 STOP_S = 30.0
+READ_S = 300.0  # for all records of a topic
+_ADDRESSES = ("TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_CASSANDRA_HOSTS", "TIDEWHEEL_CASSANDRA_PORT")
 EVENTS_OF_A_TASK = 3  # submitted, started, succeeded
 
 
@@ -56,7 +59,8 @@ class ClusterOptions(Options, frozen=True, kw_only=True):
     schedulers: Annotated[int, Meta(ge=1, le=16, description="scheduler processes")] = 1
     workers: Annotated[int, Meta(ge=0, le=16, description="worker processes")] = 1
     projectors: Annotated[int, Meta(ge=0, le=16, description="projector processes; 0: the view stays empty")] = 1
-    brokers: Annotated[int, Meta(ge=1, le=3, description="1 or 3 brokers of Kafka")] = 1
+    # Two would be no more available than one.
+    brokers: Annotated[Literal[1, 3], Meta(description="brokers of Kafka")] = 1
 
 
 class Process:
@@ -70,13 +74,19 @@ class Process:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, env=os.environ | dict(environ), start_new_session=True
             )
+        try:
+            self.facts: dict[str, Any] = self._said(errors)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _said(self, errors: Path) -> dict[str, Any]:
         assert self._process.stdout is not None
         is_there = select.select([self._process.stdout], [], [], START_S)[0]
         line = self._process.stdout.readline() if is_there else b""
         if not line:
-            self.kill()
             raise NothingMeasured(f"tidewheel {self.name} did not start: {errors.read_text()[-2_000:]}")
-        self.facts: dict[str, Any] = json.loads(line)
+        return dict(json.loads(line))
 
     @property
     def pid(self) -> int:
@@ -90,10 +100,19 @@ class Process:
         if self._process.poll() is None:
             self.stop()
 
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> float:
         """SIGTERM, and wait for the end; how long that took, in seconds."""
         begun_s = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
+        self.resume()  # if it is paused it would not hear of it
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -115,8 +134,10 @@ class ClusterStage:
     shards: int
     folder: Path
     noop: Noop
+    hold: Noop
     starts: SharedStarts
     view: CassandraView
+    own: Services | None = None  # those that the benchmark may end and pause
     processes: list[Process] = field(default_factory=list)
     blob: str = blob_for(PAYLOAD_BYTES)
 
@@ -164,7 +185,7 @@ class ClusterStage:
                 if end := log.end_offset(partition):
                     left[number] = end
                     reader.seek(partition, 0)
-            give_up_at = time.monotonic() + WAIT_S
+            give_up_at = time.monotonic() + READ_S
             while left and time.monotonic() < give_up_at:
                 log.poll(0.05)
                 for record in reader.take(10_000):
@@ -183,53 +204,54 @@ class ClusterStage:
 @contextmanager
 def services(options: ClusterOptions) -> Iterator[dict[str, str]]:
     """The variables that name the services, which are there within the block."""
-    names = ("TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_CASSANDRA_HOSTS", "TIDEWHEEL_CASSANDRA_PORT")
-    given = {name: os.environ[name] for name in names if name in os.environ}
+    given = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
     if len(given) >= 2:
         yield given
         return
-    made = Services(Path(options.data) / "services", kafka=options.brokers, cassandra=1)
-    made.up()
+    with started_services(Path(options.data) / "services", options, BASE_PORT) as made:
+        yield _addresses(made)
+
+
+@contextmanager
+def started_services(folder: Path, options: ClusterOptions, base_port: int) -> Iterator[Services]:
+    """Services of the benchmark's own; nothing of them runs after the block, nor if they do not start."""
+    made = Services(folder, kafka=options.brokers, cassandra=1, base_port=base_port)
     try:
-        address = made.addresses()
-        values = (address["kafka"], address["cassandra"], address["cassandra_port"])
-        yield dict(zip(names, map(str, values), strict=True))
+        made.up()
+        yield made
     finally:
         made.down()
 
 
+def _addresses(made: Services) -> dict[str, str]:
+    address = made.addresses()
+    values = (address["kafka"], address["cassandra"], address["cassandra_port"])
+    return dict(zip(_ADDRESSES, map(str, values), strict=True))
+
+
 @contextmanager
-def running(options: ClusterOptions, folder: Path, capacity: int) -> Iterator[ClusterStage]:
-    """A cluster with topics and tables of its own, and a gateway to it in this process."""
+def running(
+    options: ClusterOptions, folder: Path, capacity: int, *, has_own_services: bool = False
+) -> Iterator[ClusterStage]:
+    """A cluster with topics and tables of its own, and a gateway to it in this process.
+
+    With `has_own_services` they are the benchmark's to end, whatever the environment names.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
-        addresses = files.enter_context(services(options))
-        run = uuid4().hex[:8]
-        environ = addresses | {
-            "TIDEWHEEL_KAFKA_PREFIX": f"benchmark-{run}.",
-            "TIDEWHEEL_KAFKA_REPLICATION": str(options.brokers),
-            "TIDEWHEEL_CASSANDRA_KEYSPACE": f"benchmark_{run}",
-            "TIDEWHEEL_SHARDS": str(options.shards),
-            "TIDEWHEEL_HEALTH_PORT": "0",
-            PLACE: str((folder / "starts").resolve()),
-        }
+        own = None
+        if has_own_services:
+            own = files.enter_context(started_services(folder / "services", options, BASE_PORT - PORTS_TAKEN))
+        addresses = files.enter_context(services(options)) if own is None else _addresses(own)
+        environ = _environ(options, folder, addresses)
         for command in ("topics", "schema"):
             _apply(command, environ)
         starts = SharedStarts(folder / "starts", capacity)
         kafka = KafkaSettings(bootstrap=environ["TIDEWHEEL_KAFKA_BOOTSTRAP"], prefix=environ["TIDEWHEEL_KAFKA_PREFIX"])
-        view = files.enter_context(
-            closing(
-                CassandraView(
-                    CassandraSettings(
-                        hosts=tuple(environ["TIDEWHEEL_CASSANDRA_HOSTS"].split(",")),
-                        port=int(environ.get("TIDEWHEEL_CASSANDRA_PORT", "9042")),
-                        keyspace=environ["TIDEWHEEL_CASSANDRA_KEYSPACE"],
-                    )
-                )
-            )
-        )
+        view = files.enter_context(closing(_view(environ)))
         app, noop = noop_app(lambda index: None)
-        stage = ClusterStage(kafka, environ, options.shards, folder, noop, starts, view)
+        hold = holding(app, lambda index: None)
+        stage = ClusterStage(kafka, environ, options.shards, folder, noop, hold, starts, view, own)
         files.callback(lambda: _stop(stage))
         for role, count in (("scheduler", options.schedulers), ("projector", options.projectors)):
             for _ in range(count):
@@ -241,9 +263,32 @@ def running(options: ClusterOptions, folder: Path, capacity: int) -> Iterator[Cl
         yield stage
 
 
+def _environ(options: ClusterOptions, folder: Path, addresses: Mapping[str, str]) -> dict[str, str]:
+    run = uuid4().hex[:8]
+    return {
+        **addresses,
+        "TIDEWHEEL_KAFKA_PREFIX": f"benchmark-{run}.",
+        "TIDEWHEEL_KAFKA_REPLICATION": str(options.brokers),
+        "TIDEWHEEL_CASSANDRA_KEYSPACE": f"benchmark_{run}",
+        "TIDEWHEEL_SHARDS": str(options.shards),
+        "TIDEWHEEL_HEALTH_PORT": "0",
+        PLACE: str((folder / "starts").resolve()),
+    }
+
+
+def _view(environ: Mapping[str, str]) -> CassandraView:
+    settings = CassandraSettings(
+        hosts=tuple(environ["TIDEWHEEL_CASSANDRA_HOSTS"].split(",")),
+        port=int(environ.get("TIDEWHEEL_CASSANDRA_PORT", "9042")),
+        keyspace=environ["TIDEWHEEL_CASSANDRA_KEYSPACE"],
+    )
+    return CassandraView(settings)
+
+
 def _stop(stage: ClusterStage) -> None:
-    for process in reversed(stage.processes):
-        process.__exit__(None, None, None)
+    with ExitStack() as running_ones:  # all of them, whatever one of them does
+        for process in stage.processes:
+            running_ones.push(process)
 
 
 @contextmanager

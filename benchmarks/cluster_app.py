@@ -1,4 +1,4 @@
-"""The application that workers of a measured cluster run: a task that does nothing but say when it was started."""
+"""The application that workers of a measured cluster run: tasks that do nothing but say when they were started."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from benchmarks.shared_starts import PLACE, SharedStarts
-from benchmarks.stage import noop_app
+from benchmarks.stage import holding, noop_app
 
-app, noop = noop_app(SharedStarts(Path(os.environ[PLACE])).note)
+_starts = SharedStarts(Path(os.environ[PLACE]))
+app, noop = noop_app(_starts.note)
+hold = holding(app, _starts.note)

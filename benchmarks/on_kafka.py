@@ -1,8 +1,8 @@
 """The benchmarks of the Kafka engine: brokers, database, processes and load share the machine.
 
-`start_latency` and `throughput` mean what they mean for the embedded engine. `takeover` ends schedulers under load, by
-SIGKILL and by SIGTERM in turn, and counts from the signal until the first start of a task that the ended one's shards
-had to decide. `projection` is the lag of the view at a fixed rate. Processor time is stated for each kind of process.
+`start_latency` and `throughput` mean what they mean for the embedded engine. `projection` is the lag of the view at a
+fixed rate. Processor time is stated for each kind of process. What happens when a process or a service ends is in
+`cluster_losses`.
 """
 
 from __future__ import annotations
@@ -10,31 +10,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
 from benchmarks.cluster import ClusterOptions, ClusterStage, running
+from benchmarks.cluster_audit import audit
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Say, quantiles
 from benchmarks.load import closed_loop, open_loop, wait_until
 from benchmarks.stage import WAIT_S
 from benchmarks.start_latency import StartLatency, Submissions, figures_of
-from schemas.codec import Codec
-from schemas.errors import DecodeError
-from schemas.ids import shard_of
 from schemas.limits import BULK_MAX
-from schemas.messages import Event, ShardOpened, TaskSucceeded
-from schemas.topics import TASK_EVENTS
-from tidewheel import TidewheelError
 
 BULKS_AT_ONCE = 4
 LAG_EVERY_S = 0.02
-TAKEOVER_S = 60.0  # until a takeover is given up
-
-_codec = Codec.builtin()
 
 
 class RateOptions(ClusterOptions, frozen=True, kw_only=True):
@@ -106,14 +96,14 @@ def _measure_throughput(options: ThroughputOptions, folder: Path, say: Say) -> T
             visible_s = time.perf_counter() - begun_s
         spent = {name: used - cpu.get(name, 0.0) for name, used in stage.processor_s().items()}
         say("reading the topics")
-        succeeded = _counted(stage)["succeeded"]
+        found = audit(stage)
         log_bytes = stage.log_bytes()
         each = {name: round(used / options.tasks * 1e6, 1) for name, used in spent.items()}
         return Throughput(
             count=options.tasks,
-            missing=total - succeeded,
+            missing=total - len(found.succeeded),
             duplicates=stage.starts.duplicates,
-            early=0,  # all of them are due at once
+            early=found.early,
             cpu_us_per_task=round(sum(each.values()), 1),
             tasks_per_s=round(options.tasks / settle_s, 1),
             submit_per_s=round(options.tasks / submit_s, 1),
@@ -132,28 +122,6 @@ def _submit(stage: ClusterStage, first: int, end: int) -> None:
         await stage.noop.asubmit_many([{"index": index, "blob": stage.blob} for index in indexes])
 
     asyncio.run(closed_loop(range(first, end, BULK_MAX), BULKS_AT_ONCE, submit))
-
-
-def _counted(stage: ClusterStage) -> Mapping[str, int]:
-    """What the raw events come to: successes, and inputs that were decided twice."""
-    epochs: Counter[int] = Counter()
-    sources: Counter[tuple[str | None, int, int | None]] = Counter()
-    succeeded: set[str] = set()
-    for record in stage.records(TASK_EVENTS):
-        try:
-            event = _codec.decode(record.value)
-        except DecodeError as error:
-            raise NothingMeasured(f"an event cannot be read: {error}") from error
-        assert isinstance(event, Event)
-        if isinstance(event.body, ShardOpened):
-            epochs[record.partition] = max(epochs[record.partition], event.epoch)
-        if event.epoch < epochs[record.partition]:
-            continue
-        if event.source_offset is not None:
-            sources[event.source_topic, record.partition, event.source_offset] += 1
-        if isinstance(event.body, TaskSucceeded):
-            succeeded.add(event.entity_id)
-    return {"succeeded": len(succeeded), "decided_twice": sum(count > 1 for count in sources.values())}
 
 
 # --- the view ---------------------------------------------------------------------------------------------------------
@@ -229,149 +197,8 @@ class _LagSampler:
                 self.lags_ns.append(time.perf_counter_ns() - waiting.pop(0)[1])
 
 
-# --- takeovers --------------------------------------------------------------------------------------------------------
-
-
-class TakeoverOptions(ClusterOptions, frozen=True, kw_only=True):
-    """How often, and under which load."""
-
-    schedulers: Annotated[int, Meta(ge=2, le=16, description="scheduler processes")] = 2
-    rounds: Annotated[int, Meta(ge=1, le=100, description="of each kind")] = 3
-    rate: Annotated[float, Meta(gt=0, le=5_000, description="submissions a second meanwhile")] = 500.0
-
-
-class Takeover(Figures, frozen=True, kw_only=True):
-    """From the signal until the first start of a task of each of the ended scheduler's shards, in seconds.
-
-    `stop_s` is how long a planned stop took until the process had ended. `lost`: acknowledged and not succeeded.
-    """
-
-    killed_first_start_s_p50: float
-    killed_first_start_s_max: float
-    stopped_first_start_s_p50: float
-    stopped_first_start_s_max: float
-    stop_s_max: float
-    acknowledged: int
-    lost: int
-    decided_twice: int
-
-
-class _Load:
-    """Submissions at a rate from a thread of its own, whatever becomes of them; what was acknowledged is noted."""
-
-    def __init__(self, stage: ClusterStage, rate: float, capacity: int) -> None:
-        self.submitted_ns: dict[int, int] = {}
-        self.ids: dict[int, str] = {}
-        self._stage, self._rate, self._capacity = stage, rate, capacity
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load", daemon=True)
-
-    def __enter__(self) -> _Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join(2 * WAIT_S)
-
-    async def _run(self) -> None:
-        begun_s, index = time.perf_counter(), 0
-        async with asyncio.TaskGroup() as calls:
-            while not self._stopping.is_set() and index < self._capacity:
-                await asyncio.sleep(max(0.0, begun_s + index / self._rate - time.perf_counter()))
-                calls.create_task(self._submit(index))
-                index += 1
-
-    async def _submit(self, index: int) -> None:
-        self.submitted_ns[index] = time.perf_counter_ns()
-        try:
-            self.ids[index] = (await self._stage.noop.asubmit(index, self._stage.blob)).task_id
-        except TidewheelError:  # not decided in time, or the log is away: it was not acknowledged
-            return
-
-
-def _measure_takeover(options: TakeoverOptions, folder: Path, say: Say) -> Takeover:
-    capacity = round(options.rate * (options.rounds + 1) * 4 * TAKEOVER_S)
-    killed: list[float] = []
-    stopped: list[float] = []
-    stops_s: list[float] = []
-    with running(options, folder, capacity) as stage:
-        cpu_begun_s = sum(stage.processor_s().values())
-        with _Load(stage, options.rate, capacity) as load:
-            wait_until(lambda: len(load.ids) > options.rate, WAIT_S)
-            schedulers = [process for process in stage.processes if process.name == "scheduler"]
-            for number in range(options.rounds):
-                for end, took in ((_kill, killed), (_stop, stopped)):
-                    say(f"round {number + 1} of {options.rounds}: {end.__name__.strip('_')}")
-                    victim = schedulers.pop(0)
-                    at_ns = time.perf_counter_ns()
-                    ended_s = end(victim)
-                    if ended_s is not None:
-                        stops_s.append(ended_s)
-                    took.append(_first_starts_s(stage, load, at_ns))
-                    stage.processes.remove(victim)
-                    schedulers.append(stage.start("scheduler"))
-                    _settle(stage, load)
-        cpu_s = sum(stage.processor_s().values()) - cpu_begun_s
-        say("reading the topics")
-        wait_until(lambda: _counted(stage)["succeeded"] >= len(load.ids), WAIT_S, every_s=1.0)
-        found = _counted(stage)
-        succeeded = {
-            event.entity_id
-            for record in stage.records(TASK_EVENTS)
-            if isinstance(event := _codec.decode(record.value), Event) and isinstance(event.body, TaskSucceeded)
-        }
-        return Takeover(
-            count=len(load.submitted_ns),
-            missing=0,  # what was not acknowledged may be missing, what was is counted as lost
-            duplicates=stage.starts.duplicates,
-            early=0,
-            cpu_us_per_task=round(cpu_s / max(1, len(load.ids)) * 1e6, 1),
-            killed_first_start_s_p50=sorted(killed)[len(killed) // 2],
-            killed_first_start_s_max=max(killed),
-            stopped_first_start_s_p50=sorted(stopped)[len(stopped) // 2],
-            stopped_first_start_s_max=max(stopped),
-            stop_s_max=round(max(stops_s), 3),
-            acknowledged=len(load.ids),
-            lost=len(set(load.ids.values()) - succeeded),
-            decided_twice=found["decided_twice"],
-        )
-
-
-def _kill(process: object) -> None:
-    process.kill()  # type: ignore[attr-defined]
-
-
-def _stop(process: object) -> float:
-    stopped_s: float = process.stop()  # type: ignore[attr-defined]
-    return stopped_s
-
-
-def _first_starts_s(stage: ClusterStage, load: _Load, at_ns: int) -> float:
-    """Until each shard has started a task that was submitted after the signal."""
-    started: dict[int, int] = {}
-
-    def all_started() -> bool:
-        for index, task_id in list(load.ids.items()):
-            begun = stage.starts.first_ns[index]
-            if begun and load.submitted_ns[index] > at_ns:
-                shard = shard_of(task_id, stage.shards)
-                started[shard] = min(started.get(shard, begun), begun)
-        return len(started) == stage.shards
-
-    if not wait_until(all_started, TAKEOVER_S, every_s=0.05):
-        raise NothingMeasured(f"{TAKEOVER_S:.0f} s after the end of a scheduler not all shards had an owner")
-    return round((max(started.values()) - at_ns) / 1e9, 3)
-
-
-def _settle(stage: ClusterStage, load: _Load) -> None:
-    """Until the group has shared the shards with the new scheduler: a while in which every shard starts tasks."""
-    _first_starts_s(stage, load, time.perf_counter_ns() + 2_000_000_000)
-
-
 BENCHMARKS = (
     Benchmark("start_latency", "from submission to start, at a fixed rate", RateOptions, _measure_latency),
     Benchmark("throughput", "tasks a second from submission to success", ThroughputOptions, _measure_throughput),
     Benchmark("projection", "how far the view lags", RateOptions, _measure_projection),
-    Benchmark("takeover", "schedulers that end under load", TakeoverOptions, _measure_takeover),
 )

@@ -46,6 +46,11 @@ class SharedStarts:
         return self._capacity - self.first_ns.tolist().count(0)
 
     @property
+    def started_again(self) -> int:
+        """How many tasks were started more than once."""
+        return self._capacity - self._again.tolist().count(0)
+
+    @property
     def duplicates(self) -> int:
         """How many starts there were beyond the first ones."""
         return sum(self._again)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 import tempfile
 import time
@@ -18,6 +20,8 @@ from tidewheel import App, Engine, TaskType
 from tidewheel.settings import ClientSettings
 
 TASK_TYPE = "benchmark.noop"
+HOLD_TYPE = "benchmark.hold"
+HOLD_LOOK_S = 0.1
 PAYLOAD_BYTES = 200
 WAIT_S = 60.0  # for work that was accepted; what is not done by then is reported as missing
 DURABLE_TOPICS = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS)
@@ -60,6 +64,18 @@ def noop_app(note: Callable[[int], None], settings: ClientSettings | None = None
         note(index)
 
     return app, noop
+
+
+def holding(app: App, note: Callable[[int], None]) -> Noop:
+    """A second task type of `app`, whose handler notes its start and then runs until there is a file `gate`."""
+
+    @app.task(name=HOLD_TYPE)
+    async def hold(index: int, gate: str) -> None:
+        note(index)
+        while not await asyncio.to_thread(os.path.exists, gate):  # noqa: ASYNC110 (who opens it is another process)
+            await asyncio.sleep(HOLD_LOOK_S)
+
+    return hold
 
 
 def blob_for(payload_bytes: int) -> str:
