@@ -146,7 +146,7 @@ def _days(part: _Part) -> tuple[int, bool]:
     """The numbered days of the month, and whether its last one is among them."""
     elements = part.elements()
     numbered = [element for element in elements if element.text.upper() != LAST_DAY]
-    return _union(DAY, numbered), len(numbered) < len(elements)
+    return _union(DAY, numbered) >> DAY.first, len(numbered) < len(elements)
 
 
 def _members(of: Field, part: _Part) -> int:

@@ -23,6 +23,9 @@ class Pattern(Protocol):
     def previous_at_or_before(self, instant_us: int) -> int | None:
         """The last instant that is not later; None if there is none."""
 
+    def count(self, after_us: int, until_us: int) -> int:
+        """How many there are with `after_us < instant <= until_us`; not by visiting each."""
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalPattern:
@@ -44,6 +47,10 @@ class IntervalPattern:
     def previous_at_or_before(self, instant_us: int) -> int | None:
         """The last line of the grid up to the instant."""
         return instant_us - (instant_us - self.anchor_us) % self.every_us
+
+    def count(self, after_us: int, until_us: int) -> int:
+        """How many lines there are with `after_us < line <= until_us`."""
+        return (until_us - self.anchor_us) // self.every_us - (after_us - self.anchor_us) // self.every_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +76,7 @@ class CalendarPattern:
         """The last instant of the list up to this one."""
         place = bisect_right(self.instants_us, instant_us)
         return self.instants_us[place - 1] if place else None
+
+    def count(self, after_us: int, until_us: int) -> int:
+        """How many of the list there are with `after_us < instant <= until_us`."""
+        return bisect_right(self.instants_us, until_us) - bisect_right(self.instants_us, after_us)

@@ -56,6 +56,11 @@ class Recurrence:
             yield time
             time = self.previous_at_or_before(time - 1)
 
+    def count(self, after_us: int, until_us: int) -> int:
+        """How many nominal times there are with `after_us < time <= until_us`, without visiting each."""
+        first_us, last_us = max(after_us, self.start_us - 1), min(until_us, self.end_us - 1)
+        return self.pattern.count(first_us, last_us) if first_us < last_us else 0
+
     def run_at(self, schedule_id: str, nominal_us: int) -> int:
         """When the run of a nominal time is due: at most `jitter_us` later, and the same whoever asks."""
         if self.jitter_us == 0:

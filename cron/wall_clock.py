@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -54,6 +55,9 @@ class _Shown(NamedTuple):
     def fire_at_or_before(self, expression: Expression, instant: int) -> int | None:
         wall = expression.match_at_or_before(min(self.end - 1, instant + self.offset))
         return wall - self.offset if wall >= self.first else None
+
+    def fires_between(self, expression: Expression, first: int, end: int) -> int:
+        return expression.count(max(self.first, first + self.offset), min(self.end, end + self.offset))
 
 
 class _Lost(NamedTuple):
@@ -100,12 +104,25 @@ class CronPattern:
                 return max(fires) * SECOND_US
         return None
 
+    def count(self, after_us: int, until_us: int) -> int:
+        """How many fires there are with `after_us < fire <= until_us`, without visiting each."""
+        first, end = after_us // SECOND_US + 1, until_us // SECOND_US + 1
+        periods = takewhile(lambda period: period.start < end, self.zone.onward(first))
+        return sum(self._count_in(period, max(first, period.start), min(end, period.end)) for period in periods)
+
+    def _count_in(self, period: Period, first: int, end: int) -> int:
+        own = self._own(period)
+        count = own.fires_between(self.expression, first, end)
+        for part in self._gap(period):
+            fire = part.fire_after(self.expression, first - 1)
+            while fire is not None and fire < end:
+                count += own.fire_after(self.expression, fire - 1) != fire
+                fire = part.fire_after(self.expression, fire)
+        return count
+
     def _parts(self, period: Period) -> list[_Shown | _Lost]:
         """What may fire in a period, if it matches."""
-        parts: list[_Shown | _Lost] = [self._own(period)]
-        if period.shown_before < period.wall_start:
-            parts.extend(self._gap(period))
-        return parts
+        return [self._own(period), *self._gap(period)]
 
     def _own(self, period: Period) -> _Shown:
         fold = self.fold
@@ -119,10 +136,12 @@ class CronPattern:
         return _Shown(first, end, period.offset)
 
     def _gap(self, period: Period) -> tuple[_Shown | _Lost, ...]:
+        first, end = period.shown_before, period.wall_start
+        if first >= end:
+            return ()
         gap = self.gap
         if gap is GapPolicy.DEFAULT:
             gap = GapPolicy.SKIP if self.expression.is_every_hour else GapPolicy.ONCE
-        first, end = period.shown_before, period.wall_start
         if gap is GapPolicy.ONCE:
             return (_Lost(first, end, period.start),)
         if gap is GapPolicy.SHIFT:

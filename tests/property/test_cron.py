@@ -28,7 +28,7 @@ from tests.cron_vectors import VECTORS, ZONES, us
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SOME, MANY, TEXTS = (
     settings(max_examples=examples, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-    for examples in (30, 200, 1_000)
+    for examples in (20, 100, 500)
 )
 MONTHS = ["jan", "Feb", "MAR", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 WEEKDAYS = ["sun", "Mon", "TUE", "wed", "thu", "fri", "sat"]
@@ -202,6 +202,7 @@ def agrees(of: Fields, name: str, first: int, last: int, gap: GapPolicy, fold: F
     after_us, until_us = (first - 1) * SECOND_US, last * SECOND_US
     assert [fire // SECOND_US for fire in recurrence.onward(after_us, until_us)] == expected
     assert [fire // SECOND_US for fire in recurrence.back(until_us, after_us)] == expected[::-1]
+    assert recurrence.count(after_us, until_us) == len(expected)
 
 
 GAPS, FOLDS = st.sampled_from(GapPolicy), st.sampled_from(FoldPolicy)
@@ -261,6 +262,8 @@ def test_forward_and_backward_are_the_same_times(
     fires = list(islice(recurrence.onward(after_us), 30))
     assert all(earlier < later for earlier, later in zip([after_us, *fires], fires, strict=False))
     assert list(recurrence.back(fires[-1], after_us)) == fires[::-1]
+    assert recurrence.count(after_us, fires[-1]) == len(fires)
+    assert recurrence.count(after_us, fires[-1] - 1) == recurrence.count(fires[0], fires[-1]) == len(fires) - 1
     for fire in fires[:3]:
         assert recurrence.next_after(fire - 1) == recurrence.previous_at_or_before(fire) == fire
 
@@ -278,7 +281,7 @@ def test_any_text_is_an_expression_or_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ZONES)
-@pytest.mark.parametrize("text", ["* * * * *", "*/20 1-3 * * *", "15 */2 * * *", "* * * * * *"])
+@pytest.mark.parametrize("text", ["* * * * *", "*/20 1-3 * * *"])
 def test_ten_thousand_answers_fed_back(name: str, text: str) -> None:
     """C04. From an hour before each of the vectors' change of clocks in the zone."""
     pattern = cron_pattern(text, name)

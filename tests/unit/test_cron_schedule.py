@@ -23,6 +23,7 @@ def fires(pattern: Pattern, after: str, until: str) -> list[str]:
     """The fires of a pattern between two instants, found in both directions."""
     recurrence = Recurrence(pattern)
     forward = list(recurrence.onward(us(after), us(until)))
+    assert recurrence.count(us(after), us(until)) == len(forward)
     assert list(recurrence.back(us(until), us(after))) == forward[::-1]
     return [shown(fire) for fire in forward]
 
@@ -47,6 +48,13 @@ def test_the_hour_that_is_missing(text: str, gap: GapPolicy, expected: list[str]
     pattern = cron_pattern(text, "America/New_York", gap)
     found = fires(pattern, "2026-03-08T04:59Z", "2026-03-08T08:59Z")
     assert found == [f"2026-03-08T{time}:00Z" for time in expected]
+
+
+def test_shifted_times_fall_between_those_that_were_shown() -> None:
+    """Lord Howe Island, 4 October 2026: after 01:59 (15:29Z the day before) comes 02:30, half an hour is missing."""
+    pattern = cron_pattern("20,40 2 * * *", "Australia/Lord_Howe", GapPolicy.SHIFT)
+    found = fires(pattern, "2026-10-03T12:00Z", "2026-10-03T15:55Z")
+    assert found == ["2026-10-03T15:40:00Z", "2026-10-03T15:50:00Z"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +119,9 @@ def test_the_start_counts_and_the_end_does_not(pattern: Pattern) -> None:
     assert recurrence.previous_at_or_before(first - 1) is None
     assert recurrence.next_after(times[-1]) is None
     assert list(recurrence.back(LATEST_US)) == times[::-1]
+    assert recurrence.count(EARLIEST_US - 1, LATEST_US) == recurrence.count(first - 1, last) == len(times)
+    assert recurrence.count(first, times[-1] - 1) == len(times) - 2
+    assert recurrence.count(last, first) == recurrence.count(LATEST_US, 10**30) == recurrence.count(-(10**30), 0) == 0
 
 
 @pytest.mark.parametrize("pattern", PATTERNS[:3], ids=lambda pattern: type(pattern).__name__)
@@ -138,7 +149,15 @@ def test_rare_dates_are_found_until_the_end(text: str, gap: GapPolicy, fold: Fol
     times = list(islice(recurrence.onward(us("2000-03-01T00:00Z")), 3_000))
     assert len(times) > 10
     assert list(islice(recurrence.back(times[-1]), len(times))) == times[::-1]
+    assert recurrence.count(us("2000-03-01T00:00Z"), times[-1]) == len(times)
     assert recurrence.next_after(LATEST_US - 1) is None
+
+
+def test_a_year_of_seconds_is_counted_but_not_visited() -> None:
+    recurrence = Recurrence(cron_pattern("* * * * * *", "Europe/Paris"))
+    now = us("2027-01-01T00:00:30Z")
+    assert recurrence.count(us("2026-01-01T00:00:30Z"), now) == 365 * DAY_S
+    assert list(islice(recurrence.back(now), 3)) == [now, now - SECOND_US, now - 2 * SECOND_US]
 
 
 def test_a_run_is_late_by_its_jitter_and_always_by_the_same() -> None:
