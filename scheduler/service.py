@@ -186,7 +186,7 @@ class TaskService:
         return self._operation(self._get(task_id))
 
     def wait(self, task_id: str, timeout_s: float) -> Operation[TaskView]:
-        """The task once it has ended, or as it stands after `timeout_s`."""
+        """The task once it has ended and its result is there, or as it stands after `timeout_s`."""
         return self._operation(self._wait(task_id, timeout_s))
 
     def list_tasks(self, wanted: TaskFilter, *, limit: int = 50, cursor: str | None = None) -> Operation[TaskList]:
@@ -352,7 +352,7 @@ class TaskService:
             left_s = give_up_at - self._monotonic()
             if left_s <= 0 or not isinstance(self._live.get(task_id), Task):
                 view = yield from self._get(task_id)
-                if left_s <= 0 or view.completed_at is not None:
+                if left_s <= 0 or view.is_final:
                     return view
             yield from pause(min(pause_s, max(left_s, 0.0)))
         raise AssertionError("pauses do not end")

@@ -87,6 +87,11 @@ class TaskView(msgspec.Struct, frozen=True, kw_only=True):
     payload_content_type: str | None = None
     result_base64: str | None = None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the task has ended and all that is known of its end is here."""
+        return self.completed_at is not None and not self.is_partial
+
 
 def task_view(row: TaskRow, *, with_contents: bool = True) -> TaskView:
     """The view of a row; without contents for a list."""

@@ -68,7 +68,7 @@ class TaskHandle(Generic[R]):
                 view = self._backend.wait(self.task_id, WAIT_FOREVER_S if timeout is None else timeout).run()
             except Refused as refused:
                 raise translated(refused) from refused
-            if view.completed_at is not None or timeout is not None:
+            if view.is_final or timeout is not None:
                 return self._result_of(view, timeout)
 
     async def aresult(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 (the twin of `result`)
@@ -78,7 +78,7 @@ class TaskHandle(Generic[R]):
                 view = await self._backend.wait(self.task_id, WAIT_FOREVER_S if timeout is None else timeout)
             except Refused as refused:
                 raise translated(refused) from refused
-            if view.completed_at is not None or timeout is not None:
+            if view.is_final or timeout is not None:
                 return self._result_of(view, timeout)
 
     def cancel(self, reason: str | None = None) -> CancelView:
@@ -96,6 +96,10 @@ class TaskHandle(Generic[R]):
             raise translated(refused) from refused
 
     def _result_of(self, view: TaskView, timeout: float | None) -> R:
+        if view.is_partial:
+            raise ResultTimeout(
+                f"task {view.task_id} is {view.status}; after {timeout} s the view lags behind: ask again"
+            )
         if view.status is Status.SUCCEEDED:
             return cast("R", self._value_of(view))
         if view.status is Status.CANCELLED:

@@ -88,7 +88,7 @@ class HttpWait:
 
     def _next_pause(self, view: TaskView) -> float | None:
         left_s = self._give_up_at - time.monotonic()
-        if view.completed_at is not None or left_s <= 0:
+        if view.is_final or left_s <= 0:
             return None
         self._pause_s, pause_s = min(POLL_S_MAX, self._pause_s * 1.5), self._pause_s
         return min(pause_s, left_s)

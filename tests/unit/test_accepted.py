@@ -59,3 +59,16 @@ def test_the_oldest_are_forgotten_beyond_the_bounds(monkeypatch: pytest.MonkeyPa
     note("large", 85)
     assert remembered.get("t3") is None
     assert remembered.get("large") is not None
+
+
+def test_who_waits_for_an_end_waits_for_its_result_too() -> None:
+    """The view lags by longer than one read of it waits."""
+    with running(ServiceSettings(view_wait_s=0.0)) as surface:
+        task_id = surface.service.submit(validated(Submission, {"task_type": "t"})).run().view.task_id
+        surface.succeed(task_id, b"7")
+        surface.until_shown(task_id, Status.SUCCEEDED)
+        surface.view.stale_reads = 3
+        assert surface.service.get(task_id).run().is_partial
+        surface.view.stale_reads = 3
+        view = surface.service.wait(task_id, 20).run()
+        assert (view.is_partial, bytes(view.result)) == (False, b"7")
