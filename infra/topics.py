@@ -20,7 +20,9 @@ from schemas.topics import (
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
     WORKER_SIGNALS,
+    delay_topic,
 )
+from schemas.wheel import WheelShape
 
 READY_PREFIX = "ready."
 READY_PARTITIONS = 4  # workers of a queue that can share one priority
@@ -29,6 +31,8 @@ EVENT_RETENTION_MS = 7 * 86_400_000  # a week of history for whoever reads the e
 
 TAIL_RECORDS_MAX = 16_384  # of a durable partition in memory, for readers a little behind; the rest is on disk
 TAIL_BYTES_MAX = 8 * 1024 * 1024
+SLOT_RECORDS_MAX = 64  # of a slot of the wheel: what is written there is read much later
+SLOT_BYTES_MAX = 64 * 1024
 VOLATILE_RECORDS_MAX = 65_536  # far above what the window of a dispatcher lets out
 VOLATILE_BYTES_MAX = 64 * 1024 * 1024
 INVALID_RECORDS_MAX = 1_000  # for a look at what went wrong; the events have all of them
@@ -38,6 +42,7 @@ CLUSTER_REPLY_PARTITIONS = 64  # API processes that rarely read each other's rep
 CLUSTER_SHARDS = 8  # one machine; 64 in a cluster
 RECORD_BYTES_MAX = 1024 * 1024  # of a request; also what clients in other languages send at most by default
 ENVELOPE_BYTES = 64 * 1024  # what an event may add to the request or report that it carries
+DEFAULT_WHEEL = WheelShape()
 _DAY_MS = 86_400_000
 INPUT_RETENTION_MS = 7 * _DAY_MS  # a request that no scheduler has read for so long is lost: the longest outage
 READY_RETENTION_MS = 7 * _DAY_MS  # a queue without workers for so long
@@ -126,6 +131,7 @@ class ClusterSizes:
     replication: int = 1
     min_insync: int | None = None
     event_retention_ms: int = EVENT_RETENTION_MS
+    wheel: WheelShape = DEFAULT_WHEEL
 
     def __post_init__(self) -> None:
         for name in ("shards", "ready_partitions", "reply_partitions", "replication", "event_retention_ms"):
@@ -201,7 +207,24 @@ def _shared_topics(sizes: ClusterSizes) -> tuple[TopicSpec, ...]:
         _volatile(WORKER_SIGNALS, 1, copies, of_effects),
         _volatile(REPLIES, sizes.reply_partitions, copies, of_effects),
         invalid,
+        *_wheel_topics(sizes),
     )
+
+
+def _wheel_topics(sizes: ClusterSizes) -> Iterator[TopicSpec]:
+    """The delay wheel, by level. Time removes nothing: a record is read when its task is due, whenever that is."""
+    settings = _settings(sizes, -1, RECORD_BYTES_MAX + ENVELOPE_BYTES)
+    for level in sizes.wheel.levels:
+        yield TopicSpec(
+            delay_topic(level),
+            sizes.shards * sizes.wheel.slots,
+            is_durable=True,
+            visibility=Visibility.COMMITTED,
+            records_max=SLOT_RECORDS_MAX,
+            bytes_max=SLOT_BYTES_MAX,
+            replication=sizes.replication,
+            settings=settings,
+        )
 
 
 def _settings(

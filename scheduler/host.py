@@ -7,7 +7,7 @@ epoch: nothing that this one sent since then counts). In any doubt its memory is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from random import Random
@@ -17,7 +17,9 @@ import msgspec
 import structlog
 
 from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.wheel import Marks
 from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition
+from scheduler.slots import Slots
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOError, Undecodable, UnknownSchema
 from schemas.ids import routing_key
@@ -27,6 +29,7 @@ from schemas.messages import (
     ForwardedRequest,
     InvalidRecord,
     Message,
+    ParkMarker,
     Priority,
     ReadyTask,
     Replies,
@@ -46,6 +49,7 @@ from schemas.topics import (
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
     WORKER_SIGNALS,
+    delay_topic,
     ready_topic,
 )
 
@@ -84,10 +88,11 @@ class Phase(Enum):
 class _Checkpoint(NamedTuple):
     """A copy of what changed, taken when a batch was appended; written when that batch is acknowledged."""
 
-    changes: list[tuple[str, Task | EndedTask | None]]
+    changes: list[tuple[str, Task | EndedTask | ParkMarker | None]]
     positions: dict[str, int]
     forwarded: dict[str, int]
     taken_at: int
+    marks: Marks
     next_offset: int = 0  # known when it is committed
 
 
@@ -133,7 +138,7 @@ class ShardHost:
         settings = msgspec.structs.replace(
             settings, shard=msgspec.structs.replace(settings.shard, shards=log.partitions(TASK_REQUESTS))
         )
-        self.shard = Shard(shard, settings.shard, rng)
+        self.shard = Shard(shard, settings.shard, rng, now=0)
         self.reloads = 0
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
         self._events = TopicPartition(TASK_EVENTS, shard)
@@ -143,6 +148,7 @@ class ShardHost:
         self._load_at = 0
         self._now = 0
         self._superseded_at = 0
+        self._slots: Slots | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -167,6 +173,10 @@ class ShardHost:
         self._resume_from: dict[str, int] | None = None
         self._held: dict[str, _Held] = {}
         self._step_at = 0
+        if self._slots is not None:
+            self._slots.close()
+        self._slots = None
+        self._trimmed: dict[str, int] = {}  # of the wheel: what the log was told that is not needed
 
     # --- loading -------------------------------------------------------------------------------------------------
 
@@ -206,6 +216,7 @@ class ShardHost:
             self._checkpointed_at = now
             self.shard.drained_at = 0
             self.shard.on_loaded(now, self._next_offset - 1)
+            self._slots = Slots(self._log, self._codec, self.shard)
             self._resume_from = dict(self.shard.state.positions)
             self._read_positions = dict(self.shard.state.positions)
             self.phase = Phase.ACTIVE  # the last: readers in other threads ask an active shard
@@ -231,7 +242,7 @@ class ShardHost:
             self._load_at = self._now + LOAD_WAIT_US
             yield
         self._token = token
-        shard = Shard(self.shard_id, self._settings.shard, self._rng)
+        shard = Shard(self.shard_id, self._settings.shard, self._rng, self._now)
         yield from self._restore(shard)
         reader = self._log.reader()
         try:
@@ -284,7 +295,7 @@ class ShardHost:
             message = self._decode_state(value)
             if key == CHECKPOINT_KEY:
                 checkpoint = message
-            elif isinstance(message, Task | EndedTask):
+            elif isinstance(message, Task | EndedTask | ParkMarker):
                 shard.restore(message)
             if number % LOAD_CHUNK == LOAD_CHUNK - 1:
                 yield
@@ -293,6 +304,8 @@ class ShardHost:
             shard.state.positions = dict(checkpoint.positions)
             shard.state.forwarded = {int(partition): offset for partition, offset in checkpoint.forwarded.items()}
             self._next_offset = checkpoint.next_offset
+            if checkpoint.opened:
+                shard.parking.wheel.resume(Marks(checkpoint.opened, checkpoint.next_offsets, checkpoint.waiting))
             shard.forgotten_offset = checkpoint.next_offset - 1
 
     def _decode_state(self, value: bytes) -> Message:
@@ -394,6 +407,7 @@ class ShardHost:
             or self._checkpoint_results
             or (self._owed and self._owed[0].is_acknowledged)
             or self._returned
+            or (self._slots is not None and self._slots.has_news())
         )
         return bool(has_news) or now >= self._step_at
 
@@ -407,7 +421,7 @@ class ShardHost:
         self._absorb_checkpoints()
         self._absorb_acks()
         self._absorb_owed()
-        if self.phase is not Phase.ACTIVE:
+        if self.phase is not Phase.ACTIVE or self._slots is None:
             return
         if not self._held:
             self.shard.drained_at = drained_at
@@ -415,7 +429,9 @@ class ShardHost:
             self._append(self._decide(inputs, now), now)
         self._send_unsent()
         self._send_owed()
+        self._slots.park(now)
         self.shard.forget_ended(now)
+        self.shard.expire_markers()
         if not is_blocked:
             self._dispatch(now)
         self._send_outbox()
@@ -434,6 +450,10 @@ class ShardHost:
         self._send_outbox()
         return not self._sent and not self._outbox
 
+    def close(self) -> None:
+        """Give back what is open."""
+        self._reset()
+
     def next_at(self, now: int) -> int:
         """When the shard must be called even if nothing arrives."""
         if self.phase is Phase.LOADING:
@@ -447,7 +467,8 @@ class ShardHost:
             return now + BLOCKED_US
         has_changes = self.shard.changed or self._owed_count
         checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if has_changes else None
-        instants = (self.shard.next_at(), checkpoint_at, *(held.until for held in self._held.values()))
+        slots_at = self._slots.next_at(now) if self._slots is not None else None
+        instants = (self.shard.next_at(), checkpoint_at, slots_at, *(held.until for held in self._held.values()))
         return min((at for at in instants if at is not None), default=now + IDLE_CHECKPOINT_US)
 
     def _decide(self, inputs: Sequence[Record], now: int) -> Effects:
@@ -463,6 +484,8 @@ class ShardHost:
                 continue
             self._read_positions[record.topic] = record.offset + 1
             self._held.pop(record.topic, None)
+        if self._slots is not None:
+            effects.extend(self._slots.read(now))
         effects.extend(self.shard.fire_timers(now))
         return effects
 
@@ -529,6 +552,8 @@ class ShardHost:
 
     def _absorb_acks(self) -> None:
         """Release, in order, the effects of batches that are in the log, and known to be valid there."""
+        if self._failure is None and self._slots is not None:
+            self._failure = self._slots.failure
         if isinstance(self._failure, Fatal):
             raise self._failure
         if self._failure is not None:
@@ -687,19 +712,19 @@ class ShardHost:
         self._is_checkpointing = True
         self._checkpointed_at = now
         self._owed_count = 0
-        entities: list[tuple[str, Task | EndedTask | None]] = []
+        entities: list[tuple[str, Task | EndedTask | ParkMarker | None]] = []
         stored = self.shard.stored
-        for task_id in changed:
-            known = self.shard.known(task_id)
-            if isinstance(known, Task) or (known is not None and self.shard.is_kept_long(known)):
-                entities.append((task_id, known))
-                stored.add(task_id)
-            elif task_id in stored:
-                entities.append((task_id, None))
-                stored.discard(task_id)
+        for key in changed:
+            entity = self.shard.entity(key)
+            if entity is not None:
+                entities.append((key, entity))
+                stored.add(key)
+            elif key in stored:
+                entities.append((key, None))
+                stored.discard(key)
         changed.clear()
         forwarded = {str(partition): offset for partition, offset in self.shard.state.forwarded.items()}
-        return _Checkpoint(entities, dict(self._read_positions), forwarded, now)
+        return _Checkpoint(entities, dict(self._read_positions), forwarded, now, self.shard.parking.wheel.marks())
 
     def _commit_checkpoint(self, checkpoint: _Checkpoint) -> None:
         record = ShardCheckpoint(
@@ -708,6 +733,9 @@ class ShardHost:
             positions=checkpoint.positions,
             taken_at=checkpoint.taken_at,
             forwarded=checkpoint.forwarded,
+            opened=checkpoint.marks.opened,
+            next_offsets=checkpoint.marks.next_offsets,
+            waiting=checkpoint.marks.waiting,
         )
         generation = self._generation
 
@@ -722,8 +750,8 @@ class ShardHost:
 
     def _encoded(self, record: ShardCheckpoint, checkpoint: _Checkpoint) -> Iterator[tuple[bytes, bytes | None]]:
         encode = self._codec.encode
-        for task_id, entity in checkpoint.changes:
-            yield b"task/" + task_id.encode(), encode(entity) if entity else None
+        for key, entity in checkpoint.changes:
+            yield key.encode(), encode(entity) if entity else None
         yield CHECKPOINT_KEY, encode(record)
 
     def _absorb_checkpoints(self) -> None:
@@ -739,12 +767,23 @@ class ShardHost:
                 for topic, offset in checkpoint.positions.items():
                     self._log.trim(TopicPartition(topic, self.shard_id), offset)
                 self._log.trim(self._events, checkpoint.next_offset)  # the log keeps them as long as readers may ask
+                self.shard.recorded(key for key, entity in checkpoint.changes if entity is not None)
+                self._trim_slots(checkpoint.marks.next_offsets)
             elif isinstance(error, Fenced):
                 self.reload("another owner fenced the checkpoint")
             else:
                 _log.warning("checkpoint failed, will be tried again", shard=self.shard_id, reason=str(error))
-                self.shard.changed.update(task_id for task_id, _ in checkpoint.changes)
-                self.shard.stored.update(task_id for task_id, _ in checkpoint.changes)
+                self.shard.changed.update(key for key, _ in checkpoint.changes)
+                self.shard.stored.update(key for key, _ in checkpoint.changes)
+
+    def _trim_slots(self, next_offsets: Mapping[str, int]) -> None:
+        """What was read from a slot, and is in a checkpoint or was parked again, is not needed any more."""
+        slots = self._settings.shard.wheel.slots
+        for place, offset in next_offsets.items():
+            if self._trimmed.get(place) != offset:
+                level, slot = map(int, place.split("/"))
+                self._log.trim(TopicPartition(delay_topic(level), self.shard_id * slots + slot), offset)
+                self._trimmed[place] = offset
 
 
 class _Gap(Enum):

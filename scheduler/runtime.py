@@ -137,6 +137,7 @@ class SchedulerRuntime:
         for host, until in tuple(self._leaving.items()):
             if host.finish(now) or now >= until:
                 del self._leaving[host]
+                host.close()
 
     def _finish_all(self) -> None:
         """Before the group is left: release what is acknowledged of all shards."""

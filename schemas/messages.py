@@ -167,7 +167,11 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class EndedTask(Message, frozen=True, kw_only=True):
-    """What a shard remembers of a task that ended, so that late reports and repeated submissions are recognised."""
+    """What a shard remembers of a task that ended, so that late reports and repeated submissions are recognised.
+
+    With `due_at` it has not ended: it waits in the delay wheel, and is known here for as long as a submission of it may
+    be repeated.
+    """
 
     task_id: str
     status: Status
@@ -178,6 +182,7 @@ class EndedTask(Message, frozen=True, kw_only=True):
     scheduled_at: int
     keep_until: int
     fingerprint: str | None = None
+    due_at: int | None = None
 
 
 # --- requests: what clients ask of a task (topic task-requests) -------------------------------------------------------
@@ -196,16 +201,17 @@ class SubmitTask(Message, frozen=True, kw_only=True):
 
 
 class CancelTask(Message, frozen=True, kw_only=True):
-    """Stop a task: at once if it waits, by signal if it runs."""
+    """Stop a task: at once if it waits, by signal if it runs. One in the delay wheel needs `task`, as it is shown."""
 
     request_id: str
     task_id: str
     reason: str | None = None
     reply_to: int | None = None
+    task: Task | None = None
 
 
 class UpdateTask(Message, frozen=True, kw_only=True):
-    """Change a waiting task. An absent field stays as it is."""
+    """Change a waiting task. An absent field stays as it is. One in the delay wheel needs `task`, as it is shown."""
 
     request_id: str
     task_id: str
@@ -216,6 +222,7 @@ class UpdateTask(Message, frozen=True, kw_only=True):
     content_type: str | None = None
     metadata: dict[str, str] | None = None
     reply_to: int | None = None
+    task: Task | None = None
 
 
 class RedriveTask(Message, frozen=True, kw_only=True):
@@ -495,6 +502,14 @@ class ParkedTask(Message, frozen=True, kw_only=True):
     due_at: int
 
 
+class ParkMarker(Message, frozen=True, kw_only=True):
+    """Records of a task in the wheel below `version` are void, until all slots up to `due_at` were read."""
+
+    task_id: str
+    version: int
+    due_at: int
+
+
 # --- events: what happened (topic task-events) ------------------------------------------------------------------------
 
 
@@ -684,6 +699,8 @@ class Event(Message, frozen=True, kw_only=True):
     `version` counts the entity's events from 1; 0 marks one that changes no entity (a refusal, an opening).
     `source_topic` and `source_offset` name the input that was decided; absent for what the clock caused.
     `origin` names the place in another partition from which that input was forwarded; absent if it was not.
+    `base` is the task as it was before, if it came out of the delay wheel: the events before this one may be so old
+    that no checkpoint and no log has them. Its payload is there if the task goes on with it.
     """
 
     entity_id: str
@@ -696,12 +713,14 @@ class Event(Message, frozen=True, kw_only=True):
     source_offset: int | None = None
     traceparent: str | None = None
     origin: Origin | None = None
+    base: Task | None = None
 
 
 class ShardCheckpoint(Message, frozen=True, kw_only=True):
     """How far `shard-state` reaches: the fold of the events before `next_offset`.
 
     `forwarded` tells by partition (as text) up to where requests that were forwarded from there have been decided.
+    `opened`, `next_offsets` and `waiting` are the marks of the delay wheel; see `scheduler.core.wheel`.
     """
 
     epoch: int
@@ -709,3 +728,6 @@ class ShardCheckpoint(Message, frozen=True, kw_only=True):
     positions: dict[str, int]
     taken_at: int
     forwarded: dict[str, int] = {}
+    opened: tuple[int, ...] = ()
+    next_offsets: dict[str, int] = {}
+    waiting: dict[str, int] = {}

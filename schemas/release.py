@@ -32,6 +32,7 @@ TOP_LEVEL = (
     "WorkerSignal",
     "Replies",
     "ParkedTask",
+    "ParkMarker",
     "Event",
     "Task",
     "EndedTask",

@@ -14,6 +14,11 @@ REPLIES = "replies"  # one partition a gateway
 INPUT_TOPICS = (TASK_REQUESTS, TASK_REPORTS)
 
 
+def delay_topic(level: int) -> str:
+    """Where tasks wait that are due far ahead, by level of the wheel; the partitions are the slots of the shards."""
+    return f"delay.{level}"
+
+
 def ready_topic(queue: str, priority: Priority) -> str:
     """Where the attempts of a queue and priority wait for a worker."""
     return f"ready.{queue}.{priority}"

@@ -177,8 +177,8 @@ def _range_problem(spec: TaskSpec) -> str | None:
 
 def decide_cancel(known: Known, request: CancelTask) -> Decision:
     """Stop a waiting task at once, ask a running one to stop, refuse for one that has ended."""
-    if known is None:
-        return _refused(Outcome.NOT_FOUND, "no live task has this id")
+    if known is None or (isinstance(known, EndedTask) and known.due_at is not None):
+        return _elsewhere(known, request)
     if known.status is Status.CANCELLED:
         return _refused(Outcome.DUPLICATE, "cancelled before")
     if isinstance(known, EndedTask):
@@ -193,10 +193,19 @@ def decide_cancel(known: Known, request: CancelTask) -> Decision:
     return Decision(body, Outcome.CANCEL_REQUESTED, None, cancel_signal(known, request.reason))
 
 
+def _elsewhere(known: Known, request: CancelTask | UpdateTask) -> Decision:
+    """Why a task that is not in memory cannot be changed; one in the wheel is `known` if it was shown as it is."""
+    if request.task is not None:
+        return _refused(Outcome.VIEW_BEHIND, "it is neither in memory nor in the delay wheel as shown: try again")
+    if known is not None:
+        return _refused(Outcome.VIEW_BEHIND, "it waits in the delay wheel: send the task along as the view shows it")
+    return _refused(Outcome.NOT_FOUND, "no live task has this id")
+
+
 def decide_update(known: Known, request: UpdateTask, now: int) -> Decision:
     """Change a task that waits; what is out to a worker already is void by its version."""
-    if known is None:
-        return _refused(Outcome.NOT_FOUND, "no live task has this id")
+    if known is None or (isinstance(known, EndedTask) and known.due_at is not None):
+        return _elsewhere(known, request)
     if isinstance(known, EndedTask) or known.status not in WAITING:
         return _refused(Outcome.WRONG_STATUS, f"the task is {known.status}; only a waiting one can be changed")
     if request.expected_version not in (None, known.version):
@@ -237,13 +246,13 @@ def _waiting_status(status: Status, next_run_at: int, now: int) -> Status:
 def decide_redrive(known: Known, request: RedriveTask, is_view_ahead: bool, now: int) -> Decision:
     """Run an ended task again, if it still stands as the view showed it."""
     refusal = _refuse_ended(known, request.task, {Status.DEAD, Status.FAILED}, is_view_ahead)
-    if refusal is None and (problem := _shown_problem(request.task, now)):
+    if refusal is None and (problem := shown_problem(request.task, now)):
         refusal = _refused(Outcome.INVALID, problem)
     return refusal or Decision(TaskRedriven(task=request.task))
 
 
-def _shown_problem(shown: Task, now: int) -> str | None:
-    """What is wrong with a task that the shard had forgotten and takes from the request; never, if the view gave it."""
+def shown_problem(shown: Task, now: int) -> str | None:
+    """What is wrong with a task that the shard does not have and takes from a request; never, if the view gave it."""
     if problem := _count_problem(shown):
         return problem
     submission = SubmitTask(

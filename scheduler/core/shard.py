@@ -18,8 +18,10 @@ import msgspec
 from scheduler.core import decisions, routing
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import Dispatch, PartitionsOf
-from scheduler.core.task import TERMINAL, evolve
+from scheduler.core.parking import PARKED_FROM, Parking, ToPark
+from scheduler.core.task import TERMINAL, WAITING, evolve
 from scheduler.core.timers import Timers
+from scheduler.core.wheel import Place, Wheel
 from schemas.ids import is_name
 from schemas.limits import CHECKPOINT_MAX
 from schemas.messages import (
@@ -42,6 +44,8 @@ from schemas.messages import (
     Message,
     Origin,
     Outcome,
+    ParkedTask,
+    ParkMarker,
     ReadyTask,
     RedriveTask,
     RejectedRecord,
@@ -52,16 +56,21 @@ from schemas.messages import (
     Status,
     SubmitTask,
     Task,
+    TaskCancelled,
     TaskDiscarded,
     TaskRedriven,
     TaskRejected,
+    TaskReleased,
     TaskSpec,
     TaskStarted,
     TaskSubmitted,
+    TaskUpdated,
     UpdateTask,
     WorkerHeartbeat,
     WorkerSignal,
 )
+from schemas.topics import INPUT_TOPICS
+from schemas.wheel import WheelShape
 
 TIMERS_PER_STEP = 500  # a herd of timers is released in batches, so that inputs are not kept waiting
 RECHECK_US = 200_000  # how soon a silent worker is judged again while its reports may still be unread
@@ -76,6 +85,9 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     ended_kept_us: int = 30_000_000  # so long an ended task is recognised: longer than the view lags
     idempotency_window_us: int = 24 * 3600 * 1_000_000
     worker_timeout_us: int = 6_000_000  # three heartbeats
+    wheel: WheelShape = WheelShape()
+    near_max: int = 200_000  # live tasks beyond which no slot of the wheel is read, until some have ended
+    markers_max: int = 1_000_000  # changed or cancelled tasks in the wheel: 0.3 KB each
 
 
 # Refusals after which whoever waits for no reply finds the record among the invalid ones: what it asked for would be
@@ -83,6 +95,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 _LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
 
 FORWARDED_BEFORE = "it was forwarded here before"
+TAKEN = "an earlier task has this id, which waited in the delay wheel"
+TASK, MARKER = "task/", "marker/"  # begin the keys of what checkpoints hold
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
@@ -134,11 +148,12 @@ class ShardState:
 class Shard:
     """One owner's copy of a shard."""
 
-    def __init__(self, shard: int, settings: ShardSettings, rng: Random) -> None:
+    def __init__(self, shard: int, settings: ShardSettings, rng: Random, now: int) -> None:
         self.shard = shard
         self.state = ShardState()
-        self.stored: set[str] = set()  # entities that the checkpoints hold
-        self.changed: set[str] = set()  # entities that the next checkpoint must write or remove
+        self.parking = Parking(Wheel(settings.wheel, now))
+        self.stored: set[str] = set()  # keys of entities that the checkpoints hold
+        self.changed: set[str] = set()  # keys of entities that the next checkpoint must write or remove
         self.statuses: Counter[Status] = Counter()  # of the live tasks
         self.forgotten_offset = -1  # all that ended and was forgotten did so at or before this event
         self.drained_at = 0  # when all reports that were there had been read
@@ -169,31 +184,40 @@ class Shard:
         if event.version == 0 or not self._is_next(event):
             return
         task_id = event.entity_id
-        before = state.tasks.get(task_id)
+        before = state.tasks.get(task_id) or event.base
         ended = state.ended.get(task_id)
         if isinstance(event.body, TaskDiscarded):
             self._end(self._discarded(ended, event))
             return
         after = evolve(before, event)
+        if before is not None and isinstance(event.body, TaskUpdated | TaskCancelled):
+            self._void_parked(before, event.version)
+        was_in_memory = task_id in state.tasks
         if after.status in TERMINAL:
             self._end(self._ended(after))
-            state.tasks.pop(
-                task_id, None
-            )  # in this order, since other threads read: it is always known as one or other
+            state.tasks.pop(task_id, None)  # last, since other threads read: it is always known as one or other
         else:
             state.tasks[task_id] = after
-            self.changed.add(task_id)
+            self.changed.add(TASK + task_id)
             if ended is not None:
                 del state.ended[task_id]
+        self.parking.unrecorded.discard(task_id)
         if self._is_loaded:
-            self._track(before, after, event.at)
+            self._track(before if was_in_memory else None, after, event.at)
+
+    def _void_parked(self, before: Task, version: int) -> None:
+        due_at = decisions.wake_at(before, 0) if before.status in PARKED_FROM else None
+        if self.parking.mark(before.task_id, version, due_at):
+            self.changed.add(MARKER + before.task_id)
 
     def _end(self, ended: EndedTask) -> None:
+        """Remember what is not in memory as a whole any more."""
         self.state.ended[ended.task_id] = ended
-        if self.is_kept_long(ended) or ended.task_id in self.stored:
-            self.changed.add(ended.task_id)
+        key = TASK + ended.task_id
+        if self.is_kept_long(ended) or key in self.stored:
+            self.changed.add(key)
         else:
-            self.changed.discard(ended.task_id)  # it came and went between two checkpoints: never written
+            self.changed.discard(key)  # it came and went between two checkpoints: never written
 
     def is_kept_long(self, ended: EndedTask) -> bool:
         """Whether it is remembered for its idempotency key: then over restarts, too."""
@@ -201,6 +225,8 @@ class Shard:
 
     def _is_next(self, event: Event) -> bool:
         known, body = self.known(event.entity_id), event.body
+        if known is None and event.base is not None:
+            return event.version == event.base.version + 1
         if isinstance(known, EndedTask) and isinstance(body, TaskSubmitted):
             # The id is used anew. Its first task was forgotten by then, if not by the checkpoint that is loaded.
             return event.version == 1 and event.at >= known.keep_until
@@ -214,7 +240,15 @@ class Shard:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
         return self.state.tasks.get(task_id) or self.state.ended.get(task_id)
 
-    def _ended(self, task: Task) -> EndedTask:
+    def entity(self, key: str) -> Task | EndedTask | ParkMarker | None:
+        """What a checkpoint must hold under a key of `changed`; None: nothing."""
+        kind, _, entity_id = key.partition("/")
+        if kind + "/" == MARKER:
+            return self.parking.markers.get(entity_id)
+        known = self.known(entity_id)
+        return known if isinstance(known, Task) or (known is not None and self.is_kept_long(known)) else None
+
+    def _ended(self, task: Task, due_at: int | None = None) -> EndedTask:
         settings = self._settings
         kept_us = settings.ended_kept_us if task.spec.idempotency_key is None else settings.idempotency_window_us
         return EndedTask(
@@ -228,6 +262,7 @@ class Shard:
             # An idempotency key is remembered from the submission on, whatever happened since.
             keep_until=max(task.updated_at + settings.ended_kept_us, task.created_at + kept_us),
             fingerprint=task.fingerprint,
+            due_at=due_at,
         )
 
     def _discarded(self, ended: EndedTask | None, event: Event) -> EndedTask:
@@ -248,19 +283,28 @@ class Shard:
 
     # --- loading -------------------------------------------------------------------------------------------------
 
-    def restore(self, entity: Task | EndedTask) -> None:
+    def restore(self, entity: Task | EndedTask | ParkMarker) -> None:
         """Take an entity from a checkpoint."""
-        self.stored.add(entity.task_id)
+        if isinstance(entity, ParkMarker):
+            self.stored.add(MARKER + entity.task_id)
+            self.parking.restore(entity)
+            return
+        self.stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
             self.state.tasks[entity.task_id] = entity
         else:
             self.state.ended[entity.task_id] = entity
+
+    def recorded(self, keys: Iterable[str]) -> None:
+        """A checkpoint with these entities is committed: a load finds them without their slots."""
+        self.parking.unrecorded.difference_update(key.removeprefix(TASK) for key in keys)
 
     def on_loaded(self, now: int, offset: int) -> None:
         """All events up to `offset` are folded: derive the rest and begin to act."""
         self._is_loaded = True
         for task in self.state.tasks.values():
             self._track(None, task, now)
+            self._offer_to_wheel(task)
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
             self._dispatch.offer(task)
@@ -315,7 +359,8 @@ class Shard:
     def refuse(self, source: Source, reason: str, now: int) -> Effects:
         """Decide that an input is none that can be taken."""
         body = _rejected("", Decision(None, Outcome.INVALID, reason), source, is_kept=True)
-        return self._happened(self._event("", "", 0, body, now, source))
+        is_input = source.topic in INPUT_TOPICS  # a record of the wheel is not read in the order of one partition
+        return self._happened(self._event("", "", 0, body, now, source if is_input else None))
 
     def handle_forwarded(self, forwarded: ForwardedRequest, request: Request, source: Source, now: int) -> Effects:
         """Decide the request that another shard sent here. It is not sent on; a copy of it changes nothing."""
@@ -351,7 +396,7 @@ class Shard:
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
         task_id = routing.task_id_of(request)
-        known = self.known(task_id)
+        known = self._as_shown(request, now) or self.known(task_id)
         decision = self._decide_request(known, request, now)
         spec = request.spec if isinstance(request, SubmitTask) else None
         tenant_id = spec.tenant_id if spec else known.spec.tenant_id if isinstance(known, Task) else ""
@@ -359,6 +404,8 @@ class Shard:
             is_kept = request.reply_to is None and decision.outcome in _LOST
             body = _rejected(type(request).__name__, decision, source, is_kept=is_kept)
             event = self._event(_name_or_nothing(task_id), _name_or_nothing(tenant_id), 0, body, now, source)
+        elif isinstance(known, Task):
+            event = self._next_event(known, decision.body, source, now)
         else:
             version = 0 if spec else known.version if known else entity.version  # type: ignore[union-attr]
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
@@ -369,6 +416,18 @@ class Shard:
         if request.reply_to is not None:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects
+
+    def _as_shown(self, request: Request, now: int) -> Task | None:
+        """The task in the wheel that is to be changed, if it is there as the request shows it."""
+        shown = request.task if isinstance(request, CancelTask | UpdateTask) else None
+        if shown is None or shown.task_id != request.task_id or decisions.shown_problem(shown, now):  # type: ignore[union-attr]
+            return None
+        known = self.known(shown.task_id)
+        is_here = isinstance(known, Task) or (known is not None and known.due_at is None)
+        if is_here or (known is not None and known.version != shown.version):
+            return None
+        is_parked = self.parking.is_parked_as(shown, decisions.wake_at(shown, 0))
+        return shown if is_parked and len(self.parking.markers) < self._settings.markers_max else None
 
     def _decide_request(self, known: Task | EndedTask | None, request: Request, now: int) -> Decision:
         match request:
@@ -489,11 +548,33 @@ class Shard:
     def _applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
         effects = Effects([], [], self._signals(task, decision))
         if decision.body is not None and isinstance(task, Task):
-            tenant_id = task.spec.tenant_id
-            event = self._event(task.task_id, tenant_id, task.version + 1, decision.body, now, source, task.traceparent)
+            event = self._next_event(task, decision.body, source, now)
             self.evolve(event)
             effects.events.append(event)
         return effects
+
+    def _next_event(self, task: Task, body: EventBody, source: Source | None, now: int) -> Event:
+        return Event(
+            entity_id=task.task_id,
+            tenant_id=task.spec.tenant_id,
+            version=task.version + 1,
+            epoch=self.state.epoch,
+            at=now,
+            body=body,
+            source_topic=source.topic if source else None,
+            source_offset=source.offset if source else None,
+            traceparent=task.traceparent,
+            origin=source.origin if source else None,
+            base=self._base(task, body),
+        )
+
+    def _base(self, task: Task, body: EventBody) -> Task | None:
+        """The task as a load must find it, if its slot alone tells of it; without its payload if that is not needed."""
+        if task.task_id in self.state.tasks and task.task_id not in self.parking.unrecorded:
+            return None
+        if isinstance(body, TaskReleased):
+            return task
+        return msgspec.structs.replace(task, spec=msgspec.structs.replace(task.spec, payload=b""))
 
     def _signals(self, task: Task | EndedTask | None, decision: Decision) -> list[WorkerSignal]:
         is_changed = decision.body is not None and not isinstance(decision.body, TaskStarted)
@@ -532,9 +613,13 @@ class Shard:
     # --- time ----------------------------------------------------------------------------------------------------
 
     def fire_timers(self, now: int) -> Effects:
-        """Decide what the clock caused by `now`; a herd takes several calls."""
+        """Decide what the clock caused by `now`; a herd takes several calls.
+
+        What is due in a window whose slot was not read yet waits until it was, so that all goes out in order.
+        """
         effects = Effects.none()
-        for key in self._timers.pop_due(now, TIMERS_PER_STEP):
+        until = now if self._is_crowded() else min(now, self.parking.wheel.read_until() - 1)
+        for key in self._timers.pop_due(until, TIMERS_PER_STEP):
             if key.startswith(_WORKER):
                 self._judge_worker(key.removeprefix(_WORKER), effects, now)
             elif (task := self.state.tasks.get(key)) is not None:
@@ -576,8 +661,101 @@ class Shard:
 
     def next_at(self) -> int | None:
         """When the shard must be called again even without an input."""
-        instants = (self._timers.next_at(), self._dispatch.next_at(), self._forget[0][0] if self._forget else None)
+        forget_at = self._forget[0][0] if self._forget else None
+        instants = (self._timers.next_at(), self._dispatch.next_at(), forget_at, self._open_at())
         return min((at for at in instants if at is not None), default=None)
+
+    # --- the delay wheel -----------------------------------------------------------------------------------------
+
+    def _offer_to_wheel(self, task: Task) -> None:
+        if task.checkpoint is None:  # which the view does not show: of one in the wheel a change would lose it
+            self.parking.offer(task, decisions.wake_at(task, 0))
+
+    def _is_crowded(self) -> bool:
+        return len(self.state.tasks) >= self._settings.near_max
+
+    def _open_at(self) -> int | None:
+        return None if self._is_crowded() else self.parking.wheel.next_at()
+
+    def to_park(self, limit: int) -> list[ToPark]:
+        """Records to be written to the wheel; `parked` tells that they are there."""
+        return self.parking.take(self.state.tasks, limit)
+
+    def parked(self, record: ToPark, now: int) -> None:
+        """A record is in its slot: it stands for its task, unless that has changed or the slot is being read."""
+        task, place = record.task, record.place
+        if self.state.tasks.get(task.task_id) is not task or not self.parking.wheel.may_leave(place):
+            return
+        trace = self._ended(task, record.due_at)
+        if trace.keep_until > now:
+            self._end(trace)
+            self._will_forget(trace, -1)
+        else:
+            self._unstore(TASK + task.task_id)
+        del self.state.tasks[task.task_id]  # last, since other threads read
+        self.statuses[task.status] -= 1
+        self._timers.cancel(task.task_id)
+        self.parking.unrecorded.discard(task.task_id)
+        self.parking.wheel.note_parked(place)
+
+    def _unstore(self, key: str) -> None:
+        """Let the next checkpoint not have it."""
+        if key in self.stored:
+            self.changed.add(key)
+        else:
+            self.changed.discard(key)
+
+    def next_to_open(self, now: int) -> Place | None:
+        """The window whose slot is to be read now. None: all were, or memory is full."""
+        self.parking.wheel.close_due(now)
+        return None if self._is_crowded() else self.parking.wheel.next_to_open()
+
+    def unpark(self, record: ParkedTask, place: Place, source: Source, now: int) -> Effects:
+        """Take a task back that was read from its slot, unless the record is void or there twice."""
+        task = record.task
+        if self.parking.wheel.is_late(record.due_at, place) or self.parking.is_void(task):
+            return Effects.none()
+        known = self.known(task.task_id)
+        if known is not None and known.created_at != task.created_at:
+            return self._meet(known, record, source, now)
+        if isinstance(known, Task) or (known is not None and known.due_at is None):
+            return Effects.none()
+        self._take_back(task, now)
+        return Effects.none()
+
+    def _take_back(self, task: Task, now: int) -> None:
+        self.state.tasks[task.task_id] = task
+        self.state.ended.pop(task.task_id, None)
+        self.changed.add(TASK + task.task_id)
+        self.parking.unrecorded.add(task.task_id)
+        self._track(None, task, now)
+        self._offer_to_wheel(task)
+
+    def _meet(self, known: Task | EndedTask, record: ParkedTask, source: Source, now: int) -> Effects:
+        """Two tasks under one id: the second was taken while the first was parked, and forgotten. The first one wins.
+
+        A second one that waits is cancelled for it. One that has begun is not undone: then the first is given up, and
+        its record kept for people to look at.
+        """
+        read = record.task
+        is_first = read.created_at < known.created_at
+        if not (is_first and isinstance(known, Task) and known.status in WAITING):
+            return self.refuse(source, f"another task with the id {read.task_id} was accepted", now)
+        effects = self._applied(known, Decision(TaskCancelled(reason=TAKEN)), None, now)
+        base = msgspec.structs.replace(read, version=known.version + 1)
+        body = TaskUpdated(
+            spec=read.spec,
+            status=read.status,
+            next_run_at=read.next_run_at or record.due_at,
+            deadline_at=read.deadline_at,
+        )
+        effects.extend(self._applied(base, Decision(body), None, now))
+        return effects
+
+    def expire_markers(self) -> None:
+        """Drop the markers that no record in the wheel can meet any more."""
+        for task_id in self.parking.expire():
+            self._unstore(MARKER + task_id)
 
     # --- after the acknowledgement -------------------------------------------------------------------------------
 
@@ -587,8 +765,12 @@ class Shard:
         for event in events:
             task = tasks.get(event.entity_id)
             if task is not None:
-                if task.status is Status.PENDING and task.version == event.version:
+                if task.version != event.version:
+                    continue
+                if task.status is Status.PENDING:
                     self._dispatch.offer(task)
+                elif task.status in PARKED_FROM:
+                    self._offer_to_wheel(task)
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
                 self._will_forget(known, offset)
 
@@ -649,6 +831,8 @@ class Shard:
             "suspects": len(self._suspects),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
+            "markers": len(self.parking.markers),
+            "parked": sum(count for _, _, count in self.parking.wheel.waiting()),
         }
 
     # --- forgetting ----------------------------------------------------------------------------------------------
@@ -657,14 +841,15 @@ class Shard:
         heapq.heappush(self._forget, (ended.keep_until, ended.task_id, offset))
 
     def forget_ended(self, now: int) -> None:
-        """Drop what is remembered of tasks that ended long enough ago."""
+        """Drop what is remembered of tasks that ended long enough ago, and of which no overdue slot can tell again."""
+        if self.parking.wheel.read_until() <= now:
+            return
         while self._forget and self._forget[0][0] <= now:
             keep_until, task_id, offset = heapq.heappop(self._forget)
             ended = self.state.ended.get(task_id)
             if ended is not None and ended.keep_until == keep_until:
                 del self.state.ended[task_id]
-                if task_id in self.stored:
-                    self.changed.add(task_id)
+                self._unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
 
 

@@ -27,6 +27,12 @@ START = 1_780_315_200_000_000
 ERROR = TaskError(kind=ErrorKind.RAISED, type="ConnectionError", message="refused")
 
 
+def open_slots(shard: Shard, now: int) -> None:
+    """Let the wheel go on; nothing is parked, since no log is there."""
+    while (place := shard.next_to_open(now)) is not None:
+        shard.parking.wheel.has_opened(place)
+
+
 class ShardStage:
     """All events are acknowledged at once; `events` has them all."""
 
@@ -43,9 +49,11 @@ class ShardStage:
     def let_time_work(self) -> None:
         """What the clock causes by now, all reports having been read."""
         self.shard.drained_at = self.now
+        open_slots(self.shard, self.now)
         while (effects := self.shard.fire_timers(self.now)).events:
             self._acknowledge(effects)
         self.shard.forget_ended(self.now)
+        self.shard.expire_markers()
 
     def request(self, request: Request) -> Effects:
         """Decide a request."""

@@ -28,6 +28,7 @@ from schemas.messages import (
     TaskSpec,
 )
 from schemas.topics import TASK_REPORTS, TASK_REQUESTS
+from tests.cases.shard_stage import open_slots
 from tests.harness import TASKS, Api, running
 
 NOW = 1_780_315_200_000_000
@@ -81,7 +82,7 @@ def test_without_jitter_a_delay_never_shrinks(retry: int, rng: Random) -> None:
 
 
 def test_a_task_that_failed_two_thousand_times_still_waits_for_its_next_attempt() -> None:
-    shard, now, offset = Shard(0, ShardSettings(), Random(15)), NOW, 0
+    shard, now, offset = Shard(0, ShardSettings(), Random(15), NOW), NOW, 0
     shard.on_loaded(now, -1)
     request = SubmitTask(request_id="r", task_id="t", spec=TaskSpec(task_type="t", retry=DOUBLING), submitted_at=now)
     shard.handle(request, Source(TASK_REQUESTS, 0), now)
@@ -100,5 +101,6 @@ def test_a_task_that_failed_two_thousand_times_still_waits_for_its_next_attempt(
         assert task.status is Status.RETRYING
         assert task.next_run_at == now + min(3_600, 2 ** (attempt - 1)) * 1_000_000
         now = task.next_run_at or 0
+        open_slots(shard, now)
         shard.fire_timers(now)
     assert shard.state.tasks["t"].failure_count == 2_000

@@ -36,7 +36,7 @@ from schemas.messages import (
     WorkerSignal,
 )
 from schemas.topics import WORKER_SIGNALS
-from tests.cases.shard_stage import ShardStage
+from tests.cases.shard_stage import START, ShardStage
 from tests.harness import Api, eventually, history, live_in, report, running
 from tidewheel import Engine
 from tidewheel.parts import process_name
@@ -143,7 +143,7 @@ def test_names_are_unique_to_each_start_of_a_process() -> None:
 def test_a_lease_that_is_kept_by_heartbeats_is_not_given_away() -> None:
     """Five seconds of lease, twenty of silence; and the same with heartbeats: in virtual time."""
     for is_frozen in (True, False):
-        stage = ShardStage(Shard(0, ShardSettings(), Random(17)))
+        stage = ShardStage(Shard(0, ShardSettings(), Random(17), START))
         stage.submit("t", lease_ms=5_000)
         stage.start("t", "A")
         for _ in range(10):

@@ -15,7 +15,7 @@ import pytest
 
 from scheduler.core.shard import Shard, ShardSettings
 from schemas.messages import Outcome, Status
-from tests.cases.shard_stage import ShardStage
+from tests.cases.shard_stage import START, ShardStage
 from tests.harness import TASKS, Api, Served, another_worker, eventually, history, notes, running
 from tidewheel import App, NotSubmitted, Retry, TaskFailed, TaskWasCancelled
 
@@ -30,12 +30,12 @@ def test_what_was_cancelled_without_workers_does_not_start_when_they_come(tmp_pa
 
     data = tmp_path / "data"
     with running(app, data, has_worker=False) as engine:
-        queued, later = mark.submit("queued"), mark.options(delay=0.3).submit("later")
+        queued, later = mark.submit("queued"), mark.options(delay=2).submit("later")
         for handle in (queued, later):
             first, second = handle.cancel("not needed"), handle.cancel()
             assert first.status == second.status == Status.CANCELLED
             assert first == second
-        sentinel = mark.options(delay=0.6).submit("sentinel")
+        sentinel = mark.options(delay=2.5).submit("sentinel")
     with running(app, data) as engine:
         app.handle(sentinel.task_id).result(20)
         assert started == ["sentinel"]
@@ -111,7 +111,7 @@ def test_a_dead_letter_is_not_cancelled_but_discarded() -> None:
 
 def test_cancelled_tasks_are_not_collected_in_memory() -> None:
     """(e): ten thousand of them in every waiting status leave nothing behind."""
-    stage = ShardStage(Shard(0, ShardSettings(), Random(18)))
+    stage = ShardStage(Shard(0, ShardSettings(), Random(18), START))
     for number in range(10_000):
         task_id = f"t{number}"
         stage.submit(task_id, scheduled_at=stage.now + 60_000_000 if number % 3 == 0 else None)
@@ -129,7 +129,7 @@ def test_cancelled_tasks_are_not_collected_in_memory() -> None:
 
 def test_the_worker_does_not_hold_delayed_tasks() -> None:
     """A delayed task is sent to a worker when it is due, so that no worker can start a cancelled one."""
-    stage = ShardStage(Shard(0, ShardSettings(), Random(18)))
+    stage = ShardStage(Shard(0, ShardSettings(), Random(18), START))
     stage.submit("later", scheduled_at=stage.now + 60_000_000)
     stage.submit("retrying")
     stage.start("retrying")

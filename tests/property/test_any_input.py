@@ -113,7 +113,7 @@ def written(shard: Shard, effects: Effects, offset: int, now: int) -> None:
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(STEPS, min_size=1, max_size=30))
 def test_every_input_is_decided_and_what_follows_can_be_written(steps: list[Step]) -> None:
-    shard, now = Shard(0, ShardSettings(), Random(1)), NOW
+    shard, now = Shard(0, ShardSettings(), Random(1), NOW), NOW
     shard.on_loaded(now, -1)
     for number, task_id in enumerate(IDS):
         spec = TaskSpec(task_type="t", queue="q", retry=RetryPolicy(delay_ms=0, max_attempts=1_000))

@@ -111,7 +111,7 @@ class Client:
             tenant_id="t",
             queue=rng.choice(QUEUES),
             priority=rng.choice(list(Priority)),
-            scheduled_at=rng.choice((None, None, now + rng.randint(0, 30) * SECOND, now - SECOND)),
+            scheduled_at=rng.choice((None, None, now + rng.choice((3, 10, 30, 60, 300)) * SECOND, now - SECOND)),
             start_deadline_at=now + 40 * SECOND if rng.random() < 0.1 else None,
             timeout_ms=rng.choice((None, None, 4_000)),
             total_timeout_ms=60_000 if rng.random() < 0.1 else None,
@@ -137,13 +137,15 @@ class Client:
     def _change(self, task_id: str) -> Request | None:
         rng, request_id = self._world.rng, self._next_request_id()
         kind = rng.random()
+        shown, _ = self._facts.view(task_id, rng.choice((0, 0, 3, 50))) if rng.random() < 0.6 else (None, 0)
         if kind < 0.35:
-            return CancelTask(request_id=request_id, task_id=task_id, reply_to=0)
+            return CancelTask(request_id=request_id, task_id=task_id, reply_to=0, task=shown)
         if kind < 0.7:
             return UpdateTask(
                 request_id=request_id,
                 task_id=task_id,
-                scheduled_at=self._world.now + rng.randint(-5, 20) * SECOND if rng.random() < 0.7 else None,
+                task=shown,
+                scheduled_at=self._world.now + rng.randint(-5, 90) * SECOND if rng.random() < 0.7 else None,
                 priority=rng.choice((None, *Priority)),
                 payload=rng.choice((None, b"new")),
                 reply_to=0,

@@ -6,9 +6,14 @@ The number before a message is that of the invariant in docs/decisions/0002-the-
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 
-from scheduler.core.shard import FORWARDED_BEFORE
+from msgspec.structs import replace
+
+from scheduler.core.parking import PARKED_FROM
+from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
 from scheduler.core.task import TERMINAL, evolve
+from scheduler.core.wheel import Marks
 from scheduler.host import CHECKPOINT_KEY, Phase, ShardHost
 from scheduler.ports import Entry, Record, TopicPartition
 from schemas.codec import Codec
@@ -22,6 +27,8 @@ from schemas.messages import (
     InvalidRecord,
     Message,
     Outcome,
+    ParkedTask,
+    ParkMarker,
     ReadyTask,
     Replies,
     Report,
@@ -42,12 +49,16 @@ from schemas.messages import (
     TaskSubmitted,
     TaskSucceeded,
 )
-from schemas.topics import INPUT_TOPICS, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
+from schemas.topics import INPUT_TOPICS, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
+from schemas.wheel import WheelShape
 from tests.simulation.world import SimStates, World
 
 Place = tuple[str, int, int]  # topic, partition, offset
 
-CLOCK_ERROR_US = 2_000_000  # how wrong a simulated clock may be
+S = 1_000_000
+CLOCK_ERROR_US = 2 * S  # how wrong a simulated clock may be
+WHEEL = WheelShape(widths_us=(2 * S, 8 * S, 32 * S), leads_us=(4 * S, 4 * S, 4 * S), slots=4)
+SETTINGS = ShardSettings(ended_kept_us=20 * S, idempotency_window_us=120 * S, wheel=WHEEL)
 
 
 class Violated(AssertionError):
@@ -59,6 +70,7 @@ class Facts:
 
     def __init__(self, world: World, codec: Codec) -> None:
         self._world, self._codec = world, codec
+        self.codec = codec
         self._read: dict[int, int] = defaultdict(int)
         self.epochs: dict[int, int] = defaultdict(int)
         self.tasks: dict[str, Task] = {}
@@ -126,6 +138,7 @@ class Facts:
             if before and isinstance(body, TaskSubmitted) and event.at != before.created_at:
                 raise Violated(f"3: task {event.entity_id} was accepted a second time: {event}")
             return False
+        self._check_base(before, event)
         self._check_timing_and_attempt(before, event)
         live = None if before and before.status in TERMINAL and isinstance(body, TaskRedriven) else before
         after = evolve(live, event)  # raises if the table does not allow it (invariant 5)
@@ -136,6 +149,13 @@ class Facts:
         if after.status in TERMINAL:
             self.outcomes[after.status] += 1
         return True
+
+    def _check_base(self, before: Task | None, event: Event) -> None:
+        """What an event says of how the task was before is true, but for the payload."""
+        if event.base is None or before is None:
+            return
+        if without_payload(event.base) != without_payload(before):
+            raise Violated(f"2: {event} goes on from another task than {before}")
 
     def _check_timing_and_attempt(self, before: Task | None, event: Event) -> None:
         body, task_id = event.body, event.entity_id
@@ -167,6 +187,15 @@ class Facts:
         shown = [task for at, task in self.history[task_id] if at < offset]
         return (shown[-1] if shown else None), offset
 
+    def records(self, partition: TopicPartition) -> list[Record]:
+        """What has landed in a partition."""
+        return self._world.partitions[partition]
+
+    def is_waiting(self, task_id: str, version: int) -> bool:
+        """Whether the task still is as a record in the wheel has it: others are known to have ended, or come late."""
+        task = self.tasks.get(task_id)
+        return task is not None and task.version == version and task.status in PARKED_FROM
+
     # --- invariant 1: an effect follows a valid, landed event -----------------------------------------------------
 
     def check_effect(self, who: str, entry: Entry) -> None:
@@ -174,7 +203,13 @@ class Facts:
         if entry.topic in (TASK_EVENTS, TASK_REPORTS) or (entry.topic == TASK_REQUESTS and who == "client"):
             return
         self.read()
+        if entry.topic.startswith("delay.") and entry.value is None:
+            return
         message: Message = self._codec.decode(entry.value or b"")
+        if isinstance(message, ParkedTask) and message.task not in (
+            task for _, task in self.history[message.task.task_id]
+        ):
+            raise Violated(f"1: {who} parked {message.task}, of which no valid event tells")
         if (place := place_of(message)) is not None and place not in self.owed:
             raise Violated(f"1: {who} sent {message}, of which no valid event tells")
         if isinstance(message, ReadyTask):
@@ -186,6 +221,11 @@ class Facts:
             for reply in message.replies:
                 if reply.outcome is Outcome.ACCEPTED and reply.task_id not in self.tasks:
                     raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
+
+
+def without_payload(task: Task) -> Task:
+    """The task with an empty payload."""
+    return replace(task, spec=replace(task.spec, payload=b""))
 
 
 def place_of(message: Message) -> Place | None:
@@ -237,11 +277,33 @@ def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
         is_current = host.phase is Phase.ACTIVE and host.shard.state.epoch == facts.epochs[host.shard_id]
         if not is_current or host.has_unacknowledged():
             continue
+        wheel = host.shard.parking.wheel
+        tasks = parked(facts, host.shard_id, wheel.marks(), host.shard.parking.markers) | host.shard.state.tasks
         expected = _live(facts, host.shard_id)
-        if host.shard.state.tasks != expected:
-            raise Violated(
-                f"2: shard {host.shard_id} differs from its log in {_difference(host.shard.state.tasks, expected)}"
-            )
+        if tasks != expected:
+            raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(tasks, expected)}")
+
+
+def parked(facts: Facts, shard: int, marks: Marks, markers: Mapping[str, ParkMarker]) -> dict[str, Task]:
+    """What the slots of a shard hold beyond what was read of them, and no marker voids; the last word of each task."""
+    tasks: dict[str, Task] = {}
+    for level in SETTINGS.wheel.levels:
+        for slot in range(SETTINGS.wheel.slots):
+            partition = TopicPartition(delay_topic(level), shard * SETTINGS.wheel.slots + slot)
+            for record in facts.records(partition)[marks.next_offsets.get(f"{level}/{slot}", 0) :]:
+                message = decoded(facts.codec, record.value)
+                if not isinstance(message, ParkedTask):
+                    continue
+                task, marker = message.task, markers.get(message.task.task_id)
+                is_void = marker is not None and task.version < marker.version
+                is_late = message.due_at // SETTINGS.wheel.widths_us[level] <= marks.opened[level]
+                if (
+                    not is_void
+                    and not is_late
+                    and (task.task_id not in tasks or tasks[task.task_id].version < task.version)
+                ):
+                    tasks[task.task_id] = task
+    return {task_id: task for task_id, task in tasks.items() if facts.is_waiting(task_id, task.version)}
 
 
 def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, world: World) -> None:
@@ -254,6 +316,8 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
     for offset, place in facts.owing[shard].items():
         if offset < checkpoint.next_offset and place not in landed:
             raise Violated(f"1: the checkpoint of shard {shard} is beyond event {offset}; what follows is not there")
+    markers = {marker.task_id: marker for marker in stored.values() if isinstance(marker, ParkMarker)}
+    marks = Marks(checkpoint.opened, checkpoint.next_offsets, checkpoint.waiting)
     tasks = {task.task_id: task for task in stored.values() if isinstance(task, Task)}
     ended = {task.task_id: task for task in stored.values() if isinstance(task, EndedTask)}
     epoch = checkpoint.epoch
@@ -265,12 +329,14 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
         elif event.epoch >= epoch and event.version:
             _fold_into(tasks, ended, event)
     expected = _live(facts, shard)
+    tasks = parked(facts, shard, marks, markers) | tasks
     if tasks != expected:
         raise Violated(f"2: the checkpoint of shard {shard} leads to other tasks: {_difference(tasks, expected)}")
 
 
 def _fold_into(tasks: dict[str, Task], ended: dict[str, EndedTask], event: Event) -> None:
-    before = tasks.get(event.entity_id)
+    known = ended.get(event.entity_id)
+    before = tasks.get(event.entity_id) or (event.base if known is None or known.due_at is not None else None)
     if before is not None:
         is_next = event.version == before.version + 1
     elif isinstance(event.body, TaskRedriven):

@@ -5,18 +5,16 @@ from __future__ import annotations
 import traceback
 from random import Random
 
-from scheduler.core.shard import ShardSettings
 from scheduler.host import RuntimeSettings, ShardHost
 from scheduler.runtime import SchedulerRuntime
 from schemas.codec import Codec
 from tests.simulation.actors import Client, Worker
-from tests.simulation.invariants import CLOCK_ERROR_US, Facts, check_checkpoint, check_end, check_hosts
+from tests.simulation.invariants import CLOCK_ERROR_US, SETTINGS, Facts, check_checkpoint, check_end, check_hosts
 from tests.simulation.world import Faults, SimClock, SimLog, SimStates, World
 
 CHAOS_STEPS, CALM_STEPS_MAX = 400, 3_000
 SCHEDULERS, WORKERS, SHARDS = 2, 3, 2
 TRANSCRIPT_SHOWN = 80
-SETTINGS = ShardSettings(ended_kept_us=20_000_000, idempotency_window_us=120_000_000)
 
 
 class Scheduler:
@@ -54,14 +52,14 @@ class Simulation:
             self.client.log.poll(0)
             self._turn(self.world.rng.choice((1_000, 10_000, 100_000, 400_000)))
         self.world.say("world", "calm")
-        self.world.faults = Faults(0, 0, 0, 0, 0, 0, 0)
+        self.world.faults = Faults(0, 0, 0, 0, 0, 0)
         for scheduler in self.schedulers:
             scheduler.wakes_at = 0
         for worker in self.workers:
             worker.wakes_at = 0
         for step in range(CALM_STEPS_MAX):
             self.client.log.poll(0)
-            self._turn(200_000 if step < 300 else 2_000_000)
+            self._turn(200_000 if step < 300 else 500_000)
             if step > 400 and step % 50 == 0 and self._is_over():
                 break
         check_end(self.facts, self.world, self._hosts())

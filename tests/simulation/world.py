@@ -27,8 +27,7 @@ class Faults:
     lost_ack: float = 0.01  # an append lands, and is reported as failed
     double: float = 0.01  # an append lands twice
     no_offset: float = 0.005  # an append lands, and nobody says where
-    hold: float = 0.02  # a ready topic cannot be written for a while
-    shrink: float = 0.05  # a ready topic has but one partition
+    odd: float = 0.02  # a ready topic has fewer partitions for a while, or none that can be written
 
 
 @dataclass
@@ -121,7 +120,8 @@ class SimLog:
         self.members: list[SimMember] = []
         self.is_dead = False
         self.is_broken = False  # an append failed, which is not reported yet
-        self._held_until: dict[str, int] = {}  # ready topics
+        self._writable: dict[str, int] = {}  # partitions of ready topics
+        self._odd_until: dict[str, int] = {}
         world.connections.append(self)
 
     def partitions(self, topic: str) -> int:
@@ -129,15 +129,20 @@ class SimLog:
 
     def ready_partitions(self, topic: str) -> int:
         """Now and then a topic cannot be written for a while, as seen from here, or has fewer partitions."""
-        faults, chance = self.world.faults, self.world.chance
-        if chance(faults.hold):
-            self._held_until[topic] = self.world.now + self.world.rng.choice((1, 5, 20)) * 1_000_000
-        if self._held_until.get(topic, 0) > self.world.now and faults.hold:
-            return 0
-        return 1 if chance(faults.shrink) else self.world.shards
+        faults, world = self.world.faults, self.world
+        if world.now >= self._odd_until.get(topic, 0):
+            self._writable[topic] = world.shards
+            if world.chance(faults.odd):
+                self._writable[topic] = world.rng.randrange(world.shards)
+                self._odd_until[topic] = world.now + world.rng.choice((1, 5, 20)) * 1_000_000
+        return self._writable[topic] if faults.odd else world.shards
 
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         for entry in entries:
+            writable = (
+                self._writable.get(entry.topic, self.world.shards) if self.world.faults.odd else self.world.shards
+            )
+            assert entry.partition < writable, f"{entry.topic}[{entry.partition}] cannot be written"
             for watch in self.world.on_append:
                 watch(self.name, entry)
         self.in_transit.append(Batch(entries, on_ack, self._fate(len(entries))))

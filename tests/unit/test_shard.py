@@ -20,7 +20,7 @@ from schemas.messages import (
     TaskAttemptLost,
     TaskSpec,
 )
-from tests.cases.shard_stage import ShardStage
+from tests.cases.shard_stage import START, ShardStage
 
 SECOND = 1_000
 HOUR = 3_600 * SECOND
@@ -30,7 +30,7 @@ KEPT_MS = SETTINGS.ended_kept_us // 1_000
 
 
 def stage(settings: ShardSettings = SETTINGS) -> ShardStage:
-    return ShardStage(Shard(0, settings, Random(1)))
+    return ShardStage(Shard(0, settings, Random(1), START))
 
 
 def submission(task_id: str, now: int, **spec: object) -> SubmitTask:
@@ -59,7 +59,7 @@ def test_a_key_used_anew_survives_a_checkpoint_that_still_has_the_old_task() -> 
     at.let_time_work()
     second = at.request(submission("key-a", at.now))
     assert outcome(second) is Outcome.ACCEPTED
-    reloaded = Shard(0, SETTINGS, Random(1))
+    reloaded = Shard(0, SETTINGS, Random(1), START)
     reloaded.restore(old)  # the checkpoint from before it was forgotten
     for event in second.events:
         reloaded.evolve(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,9 @@ from schemas.topics import (
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
     WORKER_SIGNALS,
+    delay_topic,
 )
+from schemas.wheel import WheelShape
 
 PREFIX = "p."
 SIZES = ClusterSizes(shards=6, ready_partitions=3, reply_partitions=5, replication=3, event_retention_ms=1_000_000)
@@ -79,14 +82,15 @@ def test_all_topics_are_kept_in_copies_of_which_one_may_be_missing() -> None:
 
 def test_both_engines_have_the_same_topics_but_for_the_state() -> None:
     assert {spec.name for spec in CATALOG} - {spec.name for spec in embedded_catalog(4)} == {SHARD_STATE}
-    assert {spec.name for spec in embedded_catalog(4).durable} == {*INPUT_TOPICS, TASK_EVENTS}
+    levels = {delay_topic(level) for level in WheelShape().levels}
+    assert {spec.name for spec in embedded_catalog(4).durable} == {*INPUT_TOPICS, TASK_EVENTS, *levels}
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [({"shards": 0}, "shards: 0"), ({"replication": 0}, "replication: 0"), ({"min_insync": 2}, "min_insync: 2")],
 )
-def test_sizes_that_cannot_be_are_named(wrong: dict[str, int], said: str) -> None:
+def test_sizes_that_cannot_be_are_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ClusterSizes(**wrong)
 
@@ -98,7 +102,7 @@ def test_what_was_applied_is_as_wanted() -> None:
     plan = compared(found(queues=["mail"]))
     assert plan.is_done
     assert f"{PREFIX}ready.mail.high" in plan.equal
-    assert len(plan.equal) == 8
+    assert len(plan.equal) == 12
 
 
 def test_on_empty_brokers_all_is_to_be_created_but_topics_of_queues() -> None:
