@@ -32,7 +32,7 @@ from benchmarks import (
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Options, Say, Spread, combine
 from benchmarks.engine_process import quieten
 from benchmarks.machine import filesystem, versions
-from benchmarks.results import RESULTS, page, run_all
+from benchmarks.results import REASONS, RESULTS, page, run_all
 from benchmarks.stage import PAYLOAD_BYTES, fresh_folder
 from schemas.errors import TidewheelIOError
 from tidewheel import EngineSettings, TidewheelError
@@ -98,10 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         benchmark = BENCHMARKS[engine][name]
         report = run(benchmark, msgspec.convert(given, benchmark.options), say, engine=engine)
     except msgspec.ValidationError as error:
-        print(f"an option is not allowed: {error}", file=sys.stderr)
+        print(f"{REASONS[1]}{error}", file=sys.stderr)
         return 2
     except (NothingMeasured, ChildProcessError, TidewheelIOError, TidewheelError, ExceptionGroup) as error:
-        print(f"no figures: {_first_reason(error)}", file=sys.stderr)
+        print(f"{REASONS[0]}{_first_reason(error)}", file=sys.stderr)
         return 1
     if is_json:
         print(report.as_json())

@@ -24,6 +24,7 @@ RESULTS = {
 }
 RUN_S = 1_800.0  # for one benchmark; the longest takes a quarter of an hour
 END_S = 120.0  # for a benchmark that is told to end: it has services to stop
+REASONS = ("no figures: ", "an option is not allowed: ")
 REASON_MAX = 300  # characters of what a benchmark said last
 
 
@@ -319,9 +320,14 @@ def _run(case: Case, command: str) -> Outcome:
             _end(process)
             raise
     if process.returncode:
-        said = errors.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        return Outcome(case, command, failure=f"failed with code {process.returncode}: {said[-1][:REASON_MAX]}")
+        return Outcome(case, command, failure=f"failed with code {process.returncode}: {_reason(errors)}")
     return Outcome(case, command, msgspec.json.decode(out.splitlines()[-1]))
+
+
+def _reason(errors: bytes) -> str:
+    """The line that begins as `benchmarks.__main__` says why; of an error that it does not know, the last one."""
+    said = errors.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    return next((line for line in said if line.startswith(REASONS)), said[-1])[:REASON_MAX]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -12,7 +12,7 @@ import structlog
 
 from benchmarks.__main__ import BENCHMARKS, _parser, main
 from benchmarks.contract import Figures, NothingMeasured, Spread, combine, quantiles
-from benchmarks.results import CASES, Case, Goal, Outcome, page, run_all
+from benchmarks.results import CASES, Case, Goal, Outcome, _reason, page, run_all
 from benchmarks.scheduler_loss import audit, task_id
 from benchmarks.throughput import Throughput
 from infra.local import LocalBroker
@@ -185,3 +185,12 @@ def test_all_runs_each_in_a_process_of_its_own_and_goes_on_after_a_failure(tmp_p
     assert good.found["count"] == 5
     assert good.missed() == []
     assert any("all goals met" in line for line in said)
+
+
+def test_the_reason_of_a_failure_is_shown_and_not_what_follows_it() -> None:
+    assert (
+        _reason(b"warning\nno figures: it did not start; its log:\nINFO up\n")
+        == "no figures: it did not start; its log:"
+    )
+    assert _reason(b"Traceback:\n  File x\nKeyError: 'a'\n") == "KeyError: 'a'"
+    assert _reason(b"\n") == "it said nothing"
