@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from scheduler.runtime import GROUP as SCHEDULERS
 from schemas.messages import Status
+from schemas.topics import worker_group
 from tests.cluster import Cluster
-from tests.harness import SHARDS, TASKS, Api, eventually, notes
+from tests.harness import SHARDS, TASKS, Api, History, eventually, notes
 from tests.services import own_cluster
 
 pytestmark = [
@@ -190,3 +195,62 @@ def is_shown(api: Api, task_id: str) -> bool:
     """Whether the API knows that the task succeeded."""
     answer = api("GET", f"{TASKS}/{task_id}")
     return answer.status_code == 200 and answer.json()["status"] == "SUCCEEDED"
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def coordinator_of(cluster: Cluster, group: str) -> str:
+    """The broker, as a node of the services, that a group's members report to."""
+    properties: Any = cluster.kafka.client()
+    client = AdminClient(properties)  # which must live until it has answered
+    (asked,) = client.describe_consumer_groups([f"{cluster.kafka.prefix}{group}"]).values()
+    return f"kafka-{asked.result(LONG_S).coordinator.id}"
+
+
+def check_starts(found: History, lines: list[str]) -> int:
+    """No task was started again before the events gave its attempt up; how many handlers ran more than their first.
+
+    A worker starts a handler while its report is on the way: if that is lost, the same attempt starts once more. And a
+    broker that is gone may keep a worker from being heard until its attempts are given up. Both are duplicates that
+    delivery at least once allows: they are counted.
+    """
+    begun = Counter(line.rpartition(" ")[0] for line in lines)
+    for task_id, task in found.tasks.items():
+        given_up = found.bodies(task_id).count("TaskAttemptLost")
+        assert found.starts(task_id) == list(range(1, given_up + 2)), found.of[task_id]
+        assert task.crash_count <= given_up
+    return begun.total() - len(begun)
+
+
+@pytest.mark.timeout(600)
+def test_one_broker_of_three_goes_and_comes_back(tmp_path: Path) -> None:
+    """First the one that schedulers report to, then the one of the workers: each group loses its members meanwhile."""
+    journal, held_journal, gate = tmp_path / "journal", tmp_path / "held", tmp_path / "gate"
+    with (
+        own_cluster(kafka=3) as services,
+        Cluster(tmp_path, kafka=services.kafka.bootstrap, settings={"KAFKA_REPLICATION": "3"}) as cluster,
+    ):
+        api = cluster.api(cluster.start("api"))
+        cluster.start("projector")
+        processes = [cluster.start("scheduler"), cluster.start("worker", APP)]
+        held = [api.submit("hold", {"journal": str(held_journal), "gate": str(gate)}) for _ in range(8)]
+        eventually(lambda: len(notes(held_journal)) >= len(held), "all of them run", LONG_S)
+        load = Load(api, journal)
+        eventually(lambda: load.has(200), "tasks are accepted", LONG_S)
+        for group in (SCHEDULERS, worker_group("default")):
+            services.node(coordinator_of(cluster, group)).kill()
+            before = len(load.acknowledged)
+            eventually(lambda: load.has(before + 400), "tasks are accepted without it", LONG_S)  # noqa: B023
+            services.up()
+            before = len(load.acknowledged)
+            eventually(lambda: load.has(before + 400), "tasks are accepted again", LONG_S)  # noqa: B023
+        load.stop()
+        gate.touch()
+        check_all_ended(cluster, load.acknowledged, journal)
+        found = cluster.history()
+        assert not set(held) - found.tasks.keys()
+        begun = [line.removeprefix("begin ") for line in notes(held_journal) if line.startswith("begin ")]
+        print("started again:", check_starts(found, [*notes(journal), *begun]))  # noqa: T201
+        for process in processes:
+            assert process.process.poll() is None, process.errors()

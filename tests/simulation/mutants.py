@@ -108,6 +108,10 @@ def _without(part: str, method: str) -> Callable[..., None]:
     return wrapper
 
 
+def _as_if_writable(partitions_of: Callable[..., int], host: ShardHost, queue: str, priority: Any) -> int:
+    return max(1, partitions_of(host, queue, priority))
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "effects-before-acknowledgement": lambda: _around(ShardHost, "_send_unsent", _release_at_once),
     "no-gap-check": lambda: _instead(ShardHost, "_is_verified", True),
@@ -131,6 +135,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         ),
     ),
     "silent-workers-unnoticed": lambda: _both(_instead(Shard, "_judge_worker", None), _instead(Shard, "_lose", None)),
+    "held-topics-are-written": lambda: _around(ShardHost, "_partitions_of", _as_if_writable),
     "no-resend": lambda: patch.object(Dispatch, "_pick_resends", lambda _dispatch, _now: []),
     "pending-not-offered-after-load": lambda: _around(Shard, "on_loaded", _without("_dispatch", "offer")),
     "timers-not-derived-after-load": lambda: _around(Shard, "on_loaded", _without("_timers", "set")),
