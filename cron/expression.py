@@ -19,7 +19,7 @@ _EVERY_SEVENTH = sum(1 << day for day in range(0, 29, 7))  # the 1st, 8th, 15th,
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, repr=False)
 class Expression:
     """What matches. Bit n of a set stands for the value n; of `days`, bit 0 is the first of a month.
 
@@ -36,6 +36,9 @@ class Expression:
     weekdays: int  # Sunday is 0
     needs_both_days: bool  # day of month and day of week must match, not only one of them
     is_every_hour: bool  # the hour field begins with `*`: what counts is time that passes, not what the clock shows
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
 
     @property
     def has_dates(self) -> bool:

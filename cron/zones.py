@@ -49,7 +49,7 @@ class Period(NamedTuple):
         return self.end + self.offset
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Zone:
     """A zone's periods from 1970 to the end of 2399, as columns: a few kilobytes, however many schedules use it."""
 
@@ -72,6 +72,9 @@ class Zone:
         return cls(
             name, array("q", starts), array("i", offsets), array("q", highest_before), array("q", [*lowest_after][::-1])
         )
+
+    def __repr__(self) -> str:
+        return f"Zone({self.name!r})"
 
     def period(self, number: int) -> Period:
         """The period of this number, from 0."""

@@ -36,6 +36,7 @@ def test_c01_what_cannot_fire_is_refused_and_the_field_is_named(text: str) -> No
 
 
 def test_c01_a_leap_day_after_eight_years_is_found() -> None:
+    assert fires("0 0 29 2 *", "UTC", "1996-03-01T00:00Z", 2) == ["2000-02-29T00:00Z", "2004-02-29T00:00Z"]
     assert fires("0 0 29 2 *", "UTC", "2096-03-01T00:00Z", 1) == ["2104-02-29T00:00Z"]
 
 
