@@ -13,8 +13,10 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from scheduler.accepted import Accepted
+from scheduler.core.parking import PARKED_FROM
 from scheduler.gateway import Answer, Gateway, Undecided
 from scheduler.instants import format_instant
 from scheduler.operations import Operation, Performer, Steps, ask_all, pause, read
@@ -280,7 +282,7 @@ class TaskService:
         return f"{self._request_prefix}-{next(self._request_numbers):x}"
 
     def _decided_before(self, items: Sequence[_Item], now: int) -> Steps[dict[int, Submitted | Refusal]]:
-        """The submissions that repeat a task which ended so long ago that only the view knows it."""
+        """The submissions that repeat a task of which only the view knows: it ended long ago, or waits for long."""
         suspects = {
             i: item.task_id
             for i, item in enumerate(items)
@@ -298,9 +300,9 @@ class TaskService:
 
     def _repeated(self, row: TaskRow, item: _Item, now: int) -> Submitted | Refusal | None:
         window_us = self._settings.idempotency_window_s * 1_000_000
-        if not isinstance(item, SubmitTask) or not is_ended(row):
+        if not isinstance(item, SubmitTask):
             return None
-        if item.spec.idempotency_key is not None and row.created_at + window_us <= now:
+        if is_ended(row) and item.spec.idempotency_key is not None and row.created_at + window_us <= now:
             return None
         if row.fingerprint != item.fingerprint:
             return Refusal(RefusalKind.CONFLICT, f"another task with other content has the id {row.task_id}")
@@ -371,7 +373,7 @@ class TaskService:
     def _update(self, task_id: str, update: Update) -> Steps[ChangedView]:
         request = self._update_request(task_id, update)
         yield from self._check_tenant(task_id, update)
-        reply = yield from self._asked(request)
+        reply = yield from self._asked_with_view(task_id, lambda shown: replace(request, task=shown))
         if reply.outcome is Outcome.ACCEPTED:
             return _changed_view(task_id, reply)
         raise (yield from self._refused(task_id, reply, "only a waiting task can be changed"))
@@ -411,12 +413,30 @@ class TaskService:
         if reason is not None and not (len(reason) <= REASON_MAX and reason.replace("\n", " ").isprintable()):
             raise invalid("reason", "is not accepted", f"at most {REASON_MAX} printable characters")
         request = CancelTask(request_id=self._request_id(), task_id=task_id, reason=reason, reply_to=self._reply_to)
-        reply = yield from self._asked(request)
+        reply = yield from self._asked_with_view(task_id, lambda shown: replace(request, task=_without_payload(shown)))
         if reply.outcome is Outcome.CANCEL_REQUESTED:
             return self._cancel_requested(task_id, reply)
         if reply.outcome is Outcome.ACCEPTED:
             return _cancel_view(task_id, reply.decided_at)
         return (yield from self._cancelled_before(task_id, reply))
+
+    def _asked_with_view(self, task_id: str, build: Callable[[Task | None], Request]) -> Steps[Reply]:
+        """Ask the shard. Of a task in the delay wheel it wants to see what the view has, which may lag behind."""
+        reply = yield from self._asked(build(None))
+        give_up_at = self._monotonic() + self._settings.view_wait_s
+        for pause_s in _pauses():
+            if reply.outcome not in (Outcome.NOT_FOUND, Outcome.VIEW_BEHIND):
+                break
+            row = yield from self._row(task_id, is_needed=True)
+            is_waiting = row is not None and row.status in PARKED_FROM
+            if reply.outcome is Outcome.NOT_FOUND and not is_waiting:
+                break
+            reply = yield from self._asked(build(task_of(row) if row is not None and is_waiting else None))
+            if reply.outcome is Outcome.VIEW_BEHIND:
+                if self._monotonic() >= give_up_at:
+                    break
+                yield from pause(pause_s)
+        return reply
 
     def _cancel_requested(self, task_id: str, reply: Reply) -> CancelView:
         live = self._live.get(task_id)
@@ -517,6 +537,10 @@ class TaskService:
         if isinstance(answer, TidewheelIOError):
             raise answer
         return answer
+
+
+def _without_payload(task: Task | None) -> Task | None:
+    return task and replace(task, spec=replace(task.spec, payload=b""))
 
 
 def not_found_in_queue(task_id: str) -> Refused:

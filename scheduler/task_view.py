@@ -154,7 +154,7 @@ def _content(content: bytes | None, content_type: str | None) -> tuple[Raw, str 
 
 
 def partial_view(ended: EndedTask) -> TaskView:
-    """The view of a task of which no more is known yet than that it ended."""
+    """The view of a task of which no more is known yet than that it ended, or waits."""
     return TaskView(
         task_id=ended.task_id,
         task_type=None,
@@ -164,9 +164,9 @@ def partial_view(ended: EndedTask) -> TaskView:
         tenant_id=None,
         created_at=format_instant(ended.created_at),
         scheduled_at=format_instant(ended.scheduled_at),
-        next_run_at=None,
+        next_run_at=_text(ended.due_at),
         started_at=None,
-        completed_at=format_instant(ended.ended_at),
+        completed_at=None if ended.due_at is not None else format_instant(ended.ended_at),
         duration_ms=None,
         attempts=ended.attempt,
         max_attempts=None,
