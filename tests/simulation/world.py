@@ -139,10 +139,9 @@ class SimLog:
 
     def append(self, entries: Sequence[Entry], on_ack: OnAck | None = None) -> None:
         for entry in entries:
-            writable = (
-                self._writable.get(entry.topic, self.world.shards) if self.world.faults.odd else self.world.shards
-            )
-            assert entry.partition < writable, f"{entry.topic}[{entry.partition}] cannot be written"
+            if self.world.faults.odd and entry.topic in self._writable:
+                writable = self._writable[entry.topic]
+                assert entry.partition < writable, f"{entry.topic}[{entry.partition}] cannot be written"
             for watch in self.world.on_append:
                 watch(self.name, entry)
         self.in_transit.append(Batch(entries, on_ack, self._fate(len(entries))))
@@ -347,16 +346,13 @@ class SimStatesConnection:
 
     def __init__(self, states: SimStates, log: SimLog) -> None:
         self._states, self._log = states, log
-        self._loading: set[int] = set()
 
     def fence(self, shard: int) -> int:
-        self._loading.discard(shard)
         self._states.tokens[shard] += 1
         return self._states.tokens[shard]
 
     def load(self, shard: int) -> Iterable[tuple[bytes, bytes]] | None:
-        if shard not in self._loading:  # it takes a moment
-            self._loading.add(shard)
+        if self._log.world.chance(0.5):  # it takes a moment longer
             return None
         return list(self._states.states[shard].items())
 
