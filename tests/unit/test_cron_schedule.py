@@ -76,6 +76,11 @@ def test_the_hour_that_comes_twice(text: str, fold: FoldPolicy, expected: list[s
     assert found == [f"2026-11-01T{time}:00Z" for time in expected]
 
 
+def test_seconds_of_the_day_before_are_found_backward() -> None:
+    found = fires(cron_pattern("15,45 30 2 * * *"), "2026-01-01T12:00Z", "2026-01-03T00:00Z")
+    assert found == ["2026-01-02T02:30:15Z", "2026-01-02T02:30:45Z"]
+
+
 def test_an_interval_is_a_grid_about_its_anchor() -> None:
     pattern = IntervalPattern(90 * SECOND_US, anchor_us=us("2026-01-01T00:00:10Z"))
     assert fires(pattern, "2026-01-01T00:00:10Z", "2026-01-01T00:04:40Z") == [
