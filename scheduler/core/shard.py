@@ -671,6 +671,10 @@ class Shard:
         if task.checkpoint is None:  # which the view does not show: of one in the wheel a change would lose it
             self.parking.offer(task, decisions.wake_at(task, 0))
 
+    def _is_behind(self, now: int) -> bool:
+        """Whether a slot that is overdue was not read yet."""
+        return self.parking.wheel.read_until() <= now
+
     def _is_crowded(self) -> bool:
         return len(self.state.tasks) >= self._settings.near_max
 
@@ -682,12 +686,12 @@ class Shard:
         return self.parking.take(self.state.tasks, limit)
 
     def parked(self, record: ToPark, now: int) -> None:
-        """A record is in its slot: it stands for its task, unless that has changed or the slot is being read."""
-        task, place = record.task, record.place
-        if self.state.tasks.get(task.task_id) is not task or not self.parking.wheel.may_leave(place):
+        """A record is in its slot, and will be met there: it stands for its task, unless that has changed."""
+        task = record.task
+        if self.state.tasks.get(task.task_id) is not task:
             return
         trace = self._ended(task, record.due_at)
-        if trace.keep_until > now:
+        if trace.keep_until > now or self._is_behind(now):  # an overdue slot may hold an earlier version of it
             self._end(trace)
             self._will_forget(trace, -1)
         else:
@@ -696,7 +700,7 @@ class Shard:
         self.statuses[task.status] -= 1
         self._timers.cancel(task.task_id)
         self.parking.unrecorded.discard(task.task_id)
-        self.parking.wheel.note_parked(place)
+        self.parking.wheel.note_parked(record.place)
 
     def _unstore(self, key: str) -> None:
         """Let the next checkpoint not have it."""
@@ -718,9 +722,9 @@ class Shard:
         known = self.known(task.task_id)
         if known is not None and known.created_at != task.created_at:
             return self._meet(known, record, source, now)
-        if isinstance(known, Task) or (known is not None and known.due_at is None):
-            return Effects.none()
-        self._take_back(task, now)
+        is_parked = isinstance(known, EndedTask) and known.due_at is not None and known.version == task.version
+        if known is None or is_parked:
+            self._take_back(task, now)
         return Effects.none()
 
     def _take_back(self, task: Task, now: int) -> None:
@@ -842,7 +846,7 @@ class Shard:
 
     def forget_ended(self, now: int) -> None:
         """Drop what is remembered of tasks that ended long enough ago, and of which no overdue slot can tell again."""
-        if self.parking.wheel.read_until() <= now:
+        if self._is_behind(now):
             return
         while self._forget and self._forget[0][0] <= now:
             keep_until, task_id, offset = heapq.heappop(self._forget)

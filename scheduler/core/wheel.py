@@ -98,10 +98,6 @@ class Wheel:
         """The slot of a level that a window belongs to."""
         return place.window % self.shape.slots
 
-    def may_leave(self, place: Place) -> bool:
-        """Whether a record that has reached its slot stands for its task: its window is not being read, nor was."""
-        return place.window > self.hands[place.level].closed
-
     def note_parked(self, place: Place) -> None:
         """Count a record that stands for its task."""
         waiting = self.hands[place.level].waiting

@@ -12,9 +12,12 @@ from msgspec.structs import replace
 from scheduler.core import decisions
 from scheduler.core.decisions import Decision
 from scheduler.core.dispatch import Dispatch
+from scheduler.core.parking import Parking
 from scheduler.core.shard import Shard
 from scheduler.core.timers import Timers
+from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost, _Batch
+from scheduler.slots import Slots
 from schemas.messages import Event, Outcome, ShardOpened, Status, Task
 from tests.simulation.world import SimStates
 
@@ -112,6 +115,36 @@ def _as_if_writable(partitions_of: Callable[..., int], host: ShardHost, queue: s
     return max(1, partitions_of(host, queue, priority))
 
 
+def _once(is_void: Callable[..., bool], parking: Parking, task: Task) -> bool:
+    found = is_void(parking, task)
+    if found:
+        del parking.markers[task.task_id]
+    return found
+
+
+def _by_the_clock(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
+    evolve(shard, event)
+    for task_id, marker in list(shard.parking.markers.items()):
+        if marker.version < event.version or event.entity_id != task_id:
+            del shard.parking.markers[task_id]
+
+
+def _caught_up_or_not(forget: Callable[..., None], shard: Shard, now: int) -> None:
+    with _instead(Shard, "_is_behind", False):
+        forget(shard, now)
+
+
+def _before_acknowledgement(park: Callable[..., None], slots: Slots, now: int) -> None:
+    park(slots, now)
+    for task in list(slots._shard.state.tasks.values()):
+        slots._shard._offer_to_wheel(task)
+
+
+def _after_reading(let_go: Callable[..., None], slots: Slots, now: int) -> None:
+    if not slots._shard.next_to_open(now):
+        let_go(slots, now)
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "effects-before-acknowledgement": lambda: _around(ShardHost, "_send_unsent", _release_at_once),
     "no-gap-check": lambda: _instead(ShardHost, "_is_verified", True),
@@ -141,4 +174,20 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "timers-not-derived-after-load": lambda: _around(Shard, "on_loaded", _without("_timers", "set")),
     "signals-without-epoch": lambda: patch.object(Shard, "_signed", lambda _shard, signal: signal),
     "ended-never-forgotten": lambda: _instead(Shard, "forget_ended", None),
+    "no-markers": lambda: _instead(Parking, "mark", False),
+    "marker-removed-at-first-hit": lambda: _around(Parking, "is_void", _once),
+    "marker-expires-early": lambda: _around(Shard, "evolve", _by_the_clock),
+    "late-record-accepted": lambda: _instead(Wheel, "is_late", False),
+    "forgotten-before-catch-up": lambda: _around(Shard, "forget_ended", _caught_up_or_not),
+    "parked-before-acknowledgement": lambda: _around(Slots, "park", _before_acknowledgement),
+    "records-of-a-slot-passed-over": lambda: _around(
+        Wheel, "has_read", lambda has_read, wheel, place, next_offset: has_read(wheel, place, next_offset + 1)
+    ),
+    "memory-before-slots": lambda: _around(Slots, "_let_go", _after_reading),
+    "events-of-the-wheel-without-base": lambda: _instead(Shard, "_base", None),
+    "any-hint-is-trusted": lambda: _instead(Parking, "is_parked_as", True),
+    "slot-positions-not-in-the-checkpoint": lambda: _around(
+        Wheel, "marks", lambda marks, wheel: marks(wheel)._replace(next_offsets={})
+    ),
+    "windows-not-in-the-checkpoint": lambda: patch.object(Wheel, "resume", lambda _wheel, _marks: None),
 }

@@ -84,6 +84,8 @@ class Simulation:
     def _disturb(self) -> None:
         if self.world.chance(0.02):
             self.world.move("schedulers")
+        if self.world.chance(0.002):
+            self._leave_alone()
         for number, scheduler in enumerate(self.schedulers):
             if self.world.chance(0.006):
                 self._kill(scheduler)
@@ -99,6 +101,11 @@ class Simulation:
                 self.workers[number] = self._worker()
             elif self.world.chance(0.006):
                 self._pause(worker, (3, 10, 20))
+
+    def _leave_alone(self) -> None:
+        """For a while there is no scheduler."""
+        for scheduler in self.schedulers:
+            self._pause(scheduler, (30, 60))
 
     def _kill(self, actor: Scheduler | Worker) -> None:
         self.world.say(actor.name, "killed")

@@ -51,7 +51,6 @@ def test_a_task_is_back_in_memory_before_it_is_due_however_often_it_moved(shape:
         if place is None:
             memory.add(due_at)
         else:
-            assert wheel.may_leave(place)
             slots.setdefault((place.level, wheel.slot_of(place)), []).append(due_at)
 
     dues = [now + rng.randrange(200 * scale) * rng.choice((1, 1, 4)) for _ in range(200)]
