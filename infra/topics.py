@@ -33,6 +33,7 @@ TAIL_RECORDS_MAX = 16_384  # of a durable partition in memory, for readers a lit
 TAIL_BYTES_MAX = 8 * 1024 * 1024
 SLOT_RECORDS_MAX = 64  # of a slot of the wheel: what is written there is read much later
 SLOT_BYTES_MAX = 64 * 1024
+SLOT_SEGMENT_BYTES = 32 * 1024 * 1024  # only whole segments go: what was read takes no more room than that
 VOLATILE_RECORDS_MAX = 65_536  # far above what the window of a dispatcher lets out
 VOLATILE_BYTES_MAX = 64 * 1024 * 1024
 INVALID_RECORDS_MAX = 1_000  # for a look at what went wrong; the events have all of them
@@ -74,7 +75,7 @@ class TopicSpec:
     `records_max` and `bytes_max` bound what memory holds of one partition: of a durable one the rest is read from
     disk, of a volatile one the oldest records are dropped. `retention_ms` is how long records of a durable topic stay
     after their owner declared them unneeded. These are the embedded engine's; `replication` and `settings` (values by
-    the broker's names) are those of a cluster.
+    the broker's names) are those of a cluster. With `is_kept_until_trimmed` nothing but their owner removes records.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TopicSpec:
     bytes_max: int = TAIL_BYTES_MAX
     retention_ms: int = 0
     is_prefix: bool = False
+    is_kept_until_trimmed: bool = False
     replication: int = 1
     settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -213,7 +215,7 @@ def _shared_topics(sizes: ClusterSizes) -> tuple[TopicSpec, ...]:
 
 def _wheel_topics(sizes: ClusterSizes) -> Iterator[TopicSpec]:
     """The delay wheel, by level. Time removes nothing: a record is read when its task is due, whenever that is."""
-    settings = _settings(sizes, -1, RECORD_BYTES_MAX + ENVELOPE_BYTES)
+    settings = _settings(sizes, -1, RECORD_BYTES_MAX + ENVELOPE_BYTES, {"segment.bytes": str(SLOT_SEGMENT_BYTES)})
     for level in sizes.wheel.levels:
         yield TopicSpec(
             delay_topic(level),
@@ -222,6 +224,7 @@ def _wheel_topics(sizes: ClusterSizes) -> Iterator[TopicSpec]:
             visibility=Visibility.COMMITTED,
             records_max=SLOT_RECORDS_MAX,
             bytes_max=SLOT_BYTES_MAX,
+            is_kept_until_trimmed=True,
             replication=sizes.replication,
             settings=settings,
         )

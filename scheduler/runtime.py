@@ -19,7 +19,7 @@ from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartiti
 from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import EndedTask, Status, Task
-from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
+from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
 TAKE_MAX = 1_000  # records an iteration decides: about 20 ms of work, so that timers and acks are not kept waiting
@@ -43,7 +43,8 @@ class SchedulerRuntime:
         self._log, self._states, self._codec, self._clock, self._rng = log, states, codec, clock, rng
         self._settings = settings
         self._shards = log.partitions(TASK_REQUESTS)
-        for topic in (REPLIES, TASK_REQUESTS_INVALID):
+        levels = [delay_topic(level) for level in settings.shard.wheel.levels]
+        for topic in (REPLIES, TASK_REQUESTS_INVALID, *levels):
             log.partitions(topic)  # what hosts ask for is asked for here, where a log that is away is waited for
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}

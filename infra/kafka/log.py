@@ -37,6 +37,7 @@ from infra.kafka.names import Names
 from infra.kafka.ready import ReadyTopics
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.topics import ensure_topic
+from infra.kafka.trimming import Trimmer
 from infra.topics import ENVELOPE_BYTES, RECORD_BYTES_MAX, TopicCatalog
 from scheduler.ports import Entry, OnAck, TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
@@ -119,6 +120,7 @@ class KafkaLog:
         self._done: list[_Append] = []
         self._producer = self._new_producer()
         self._ready = ReadyTopics(settings, catalog, self.wake)
+        self._trimmer = Trimmer(settings, client_id)
         self._fetchers: list[Fetcher] = []
         self._members: list[KafkaMember] = []
         self._is_awake = False
@@ -217,7 +219,9 @@ class KafkaLog:
         return now - self._failed_at < DISTURBED_S and now - self._failing_since < OUTAGE_S
 
     def trim(self, partition: TopicPartition, before_offset: int) -> None:
-        """Nothing: Kafka removes records by their age."""
+        """Kafka removes records by their age; only of topics where it removes none they go when they may."""
+        if self._catalog.spec(partition.topic).is_kept_until_trimmed:
+            self._trimmer.want(partition, before_offset)
 
     def close(self) -> None:
         """Leave the groups and disconnect, after what was appended is sent (for up to `FLUSH_S`). Idempotent."""
@@ -260,6 +264,7 @@ class KafkaLog:
         has_news, self._is_awake = self._is_awake, False
         self._producer.poll(0)
         self._fail_what_is_late(now)
+        self._trimmer.turn(now)
         has_news |= self._report()
         for member in tuple(self._members):
             has_news |= member.turn(now)
