@@ -114,7 +114,7 @@ class Process:
         self._process.send_signal(signal.SIGTERM)
         self.resume()  # if it is paused it would not hear of it
         try:
-            self._process.wait(STOP_S)
+            self._wait()
         except subprocess.TimeoutExpired:
             self.kill()
         return time.monotonic() - begun_s
@@ -122,7 +122,12 @@ class Process:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
+        self._wait()
+
+    def _wait(self) -> None:
         self._process.wait(STOP_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @dataclass
