@@ -57,7 +57,10 @@ SLICE_S, IDLE_SLICE_S, IDLE_AFTER_S = 0.001, 0.005, 1.0
 # brings. At 500 tasks/s this makes both the median and the tail of start latencies a third shorter.
 PACE_S = 0.001
 WAIT_MAX_S = 3_600.0
-DISTURBED_S = 5.0  # after the last failed connection: the client tries again every second, and leaders are elected
+# After the last failed connection. A client tells of a broker that is gone once or twice, and no more until it needs
+# it. The others miss it after 9 s (broker.session.timeout.ms), elect leaders, and clients find these: before that
+# nobody is heard whose reports go to a partition that it led.
+DISTURBED_S = 20.0
 OUTAGE_S = 60.0  # after which a broker that stays away is nobody's excuse any more
 
 _PRODUCING: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from scheduler.runtime import GROUP as SCHEDULERS
-from schemas.messages import Status
+from schemas.messages import Status, TaskAttemptLost
 from schemas.topics import worker_group
 from tests.cluster import Cluster
 from tests.harness import SHARDS, TASKS, Api, History, eventually, notes
@@ -216,6 +217,9 @@ def check_starts(found: History, lines: list[str]) -> int:
     delivery at least once allows: they are counted.
     """
     begun = Counter(line.rpartition(" ")[0] for line in lines)
+    for event in itertools.chain.from_iterable(found.of.values()):
+        if isinstance(event.body, TaskAttemptLost):
+            print(f"{event.at} {event.entity_id} was given up: {event.body}")  # noqa: T201
     for task_id, task in found.tasks.items():
         given_up = found.bodies(task_id).count("TaskAttemptLost")
         assert found.starts(task_id) == list(range(1, given_up + 2)), found.of[task_id]

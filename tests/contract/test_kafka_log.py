@@ -180,6 +180,36 @@ def test_where_a_partition_ends_is_known_again_though_its_leader_stays_away() ->
         world.close()
 
 
+@pytest.mark.slow
+def test_silence_has_an_excuse_until_what_a_dead_broker_led_can_be_read_again() -> None:
+    """Brokers miss one of them after 9 s: whoever writes to its partitions is not heard of before."""
+    with own_cluster(kafka=3) as cluster, structlog.testing.capture_logs():
+        spec = TopicSpec("ready.", 3, is_durable=True, is_prefix=True, replication=3)
+        world = KafkaWorld(cluster.kafka.bootstrap, TopicCatalog([spec]))
+        hearing, speaking, topic = world.connect(), world.connect(), world.topic()
+        entries = [entry for number in range(3) for entry in numbered(topic, number, [number])]
+        append_and_wait(speaking, entries)
+        reader = hearing.reader()
+        for number in range(3):
+            reader.seek(TopicPartition(topic, number), 0)
+        take_count(hearing, reader, 3)
+        cluster.node("kafka-2").kill()  # which led one of them
+        poll_until(hearing.is_disturbed, hearing)
+        speaking.append(entries)
+        heard = 0
+
+        def is_all_heard() -> bool:
+            nonlocal heard
+            hearing.poll(0.01)
+            speaking.poll(0)
+            heard += len(reader.take(10))
+            assert heard == 3 or hearing.is_disturbed()
+            return heard == 3
+
+        eventually(is_all_heard, "all three are read", AWAY_S)
+        world.close()
+
+
 @pytest.mark.timeout(60)
 def test_closing_ends_though_the_broker_stands_still(lonely: tuple[KafkaWorld, Cluster]) -> None:
     world, cluster = lonely
