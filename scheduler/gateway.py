@@ -18,11 +18,12 @@ from typing import NamedTuple, Protocol, TypeAlias
 import structlog
 from msgspec.structs import replace
 
+from scheduler.core.routing import entity_id_of
 from scheduler.ports import Entry, Log, Reader, TopicPartition
 from schemas.errors import DecodeError, Fatal, Retriable, TidewheelIOError
 from schemas.ids import routing_key, shard_of
 from schemas.limits import REQUESTS_PENDING_MAX
-from schemas.messages import DiscardTask, Message, RedriveTask, Replies, Reply, Request
+from schemas.messages import Message, Replies, Reply, Request
 from schemas.topics import REPLIES, TASK_REQUESTS
 
 _log = structlog.get_logger(__name__)
@@ -190,7 +191,9 @@ class Gateway:
     def _entry(self, request: Request) -> Entry:
         if request.reply_to != self.partition:
             request = replace(request, reply_to=self.partition)
-        task_id = task_id_of(request)
+        task_id = entity_id_of(request)
+        if not task_id:
+            raise ValueError("a submission through a gateway needs a task id")
         key = routing_key(task_id).encode()
         return Entry(TASK_REQUESTS, shard_of(task_id, self.shards), key, self._codec.encode(request))
 
@@ -332,15 +335,6 @@ class Gateway:
             self._log.wake()
         if self._thread is not None:
             self._thread.join(self._deadline_s)
-
-
-def task_id_of(request: Request) -> str:
-    """The id that decides the shard of a request. A submission must have one here: the service gives it."""
-    if isinstance(request, RedriveTask | DiscardTask):
-        return request.task.task_id
-    if request.task_id is None:
-        raise ValueError("a submission through a gateway needs a task id")
-    return request.task_id
 
 
 def _complete(done: asyncio.Future[None]) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.shard import Effects, Entity, Shard, ShardSettings, Source
 from scheduler.core.wheel import Marks
 from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition
 from scheduler.slots import Slots
@@ -24,12 +24,10 @@ from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOError, Undecodable, UnknownSchema
 from schemas.ids import routing_key
 from schemas.messages import (
-    EndedTask,
     Event,
     ForwardedRequest,
     InvalidRecord,
     Message,
-    ParkMarker,
     Priority,
     ReadyTask,
     Replies,
@@ -39,7 +37,6 @@ from schemas.messages import (
     RequestForwarded,
     ShardCheckpoint,
     ShardOpened,
-    Task,
     TaskRejected,
 )
 from schemas.topics import (
@@ -88,7 +85,7 @@ class Phase(Enum):
 class _Checkpoint(NamedTuple):
     """A copy of what changed, taken when a batch was appended; written when that batch is acknowledged."""
 
-    changes: list[tuple[str, Task | EndedTask | ParkMarker | None]]
+    changes: list[tuple[str, Entity | None]]
     positions: dict[str, int]
     forwarded: dict[str, int]
     taken_at: int
@@ -295,7 +292,7 @@ class ShardHost:
             message = self._decode_state(value)
             if key == CHECKPOINT_KEY:
                 checkpoint = message
-            elif isinstance(message, Task | EndedTask | ParkMarker):
+            elif isinstance(message, Entity):
                 shard.restore(message)
             if number % LOAD_CHUNK == LOAD_CHUNK - 1:
                 yield
@@ -712,7 +709,7 @@ class ShardHost:
         self._is_checkpointing = True
         self._checkpointed_at = now
         self._owed_count = 0
-        entities: list[tuple[str, Task | EndedTask | ParkMarker | None]] = []
+        entities: list[tuple[str, Entity | None]] = []
         stored = self.shard.stored
         for key in changed:
             entity = self.shard.entity(key)

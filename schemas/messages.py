@@ -166,6 +166,96 @@ class Task(Message, frozen=True, kw_only=True):
     traceparent: str | None = None
 
 
+class OverlapPolicy(StrEnum):
+    """What is done when a schedule fires while its run before is not over."""
+
+    ALLOW = "allow"
+    SKIP = "skip"
+    QUEUE = "queue"  # at most one waits
+    CANCEL_RUNNING = "cancel_running"
+    UNKNOWN = "unknown"
+
+
+class MisfirePolicy(StrEnum):
+    """What is done with nominal times that were missed."""
+
+    NONE = "none"
+    LATEST = "latest"
+    ALL = "all"  # up to a bound, the latest ones
+    UNKNOWN = "unknown"
+
+
+class GapPolicy(StrEnum):
+    """What becomes of wall times that no clock shows; docs/CRON.md tells the default."""
+
+    DEFAULT = "default"
+    ONCE = "once"
+    SHIFT = "shift"
+    SKIP = "skip"
+
+
+class FoldPolicy(StrEnum):
+    """What becomes of wall times that clocks show twice; docs/CRON.md tells the default."""
+
+    DEFAULT = "default"
+    FIRST = "first"
+    SECOND = "second"
+    BOTH = "both"
+
+
+class ScheduleSpec(Message, frozen=True, kw_only=True):
+    """What is run again and again, and when: by one of `cron_expression`, `every_ms` and `calendar`."""
+
+    name: str
+    task: TaskSpec
+    cron_expression: str | None = None
+    timezone: str = "UTC"
+    every_ms: int | None = None
+    anchor_at: int = 0
+    calendar: tuple[int, ...] = ()
+    gap: GapPolicy = GapPolicy.DEFAULT
+    fold: FoldPolicy = FoldPolicy.DEFAULT
+    jitter_ms: int = 0
+    start_at: int | None = None
+    end_at: int | None = None
+    overlap: OverlapPolicy = OverlapPolicy.SKIP
+    misfire: MisfirePolicy = MisfirePolicy.LATEST
+    misfire_max: int = 10
+    misfire_grace_ms: int = 20_000
+    max_lateness_ms: int | None = None
+    declared_by: str | None = None
+
+
+class DueRun(Message, frozen=True, kw_only=True):
+    """A run that was decided, and whose task is not submitted yet."""
+
+    task_id: str
+    nominal_at: int
+
+
+class Schedule(Message, frozen=True, kw_only=True):
+    """A schedule as its shard knows it; also its record in `shard-state`. The fold of its events (`core.schedule`)."""
+
+    schedule_id: str
+    spec: ScheduleSpec
+    version: int
+    created_at: int
+    updated_at: int
+    is_paused: bool = False
+    pause_reason: str | None = None
+    considered_at: int = 0
+    next_fire_at: int | None = None
+    tzdata: str = ""
+    last_fired_at: int | None = None
+    fired: int = 0
+    skipped: int = 0
+    missed: int = 0
+    due: tuple[DueRun, ...] = ()
+    running: tuple[str, ...] = ()
+    problem: str | None = None
+    fingerprint: str | None = None
+
+
 class EndedTask(Message, frozen=True, kw_only=True):
     """What a shard remembers of a task that ended, so that late reports and repeated submissions are recognised.
 
@@ -243,7 +333,65 @@ class DiscardTask(Message, frozen=True, kw_only=True):
     reply_to: int | None = None
 
 
-Request: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | DiscardTask
+class CreateSchedule(Message, frozen=True, kw_only=True):
+    """Make a schedule."""
+
+    request_id: str
+    schedule_id: str
+    spec: ScheduleSpec
+    is_paused: bool = False
+    fingerprint: str | None = None
+    reply_to: int | None = None
+
+
+class UpdateSchedule(Message, frozen=True, kw_only=True):
+    """Change a schedule: what it asks for is replaced as a whole."""
+
+    request_id: str
+    schedule_id: str
+    spec: ScheduleSpec
+    expected_version: int | None = None
+    reply_to: int | None = None
+
+
+class ScheduleAction(StrEnum):
+    """What is done to a schedule as a whole."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    DELETE = "delete"
+    UNKNOWN = "unknown"
+
+
+class ControlSchedule(Message, frozen=True, kw_only=True):
+    """Pause, resume or delete a schedule."""
+
+    request_id: str
+    schedule_id: str
+    action: ScheduleAction
+    reason: str | None = None
+    reply_to: int | None = None
+
+
+class RunSchedule(Message, frozen=True, kw_only=True):
+    """Run a schedule now; or, with a range, those nominal times in it that it has not run, if they are few enough.
+
+    `done` are those which the view, brought up to `view_offset`, shows to have been run.
+    """
+
+    request_id: str
+    schedule_id: str
+    first_at: int | None = None
+    last_at: int | None = None
+    done: tuple[int, ...] = ()
+    view_offset: int = 0
+    runs_max: int = 100
+    reply_to: int | None = None
+
+
+TaskRequest: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | DiscardTask
+ScheduleRequest: TypeAlias = CreateSchedule | UpdateSchedule | ControlSchedule | RunSchedule
+Request: TypeAlias = TaskRequest | ScheduleRequest
 
 
 # --- reports: what workers tell (topic task-reports) ------------------------------------------------------------------
@@ -664,6 +812,95 @@ class ShardOpened(Message, frozen=True, kw_only=True):
     owner: str
 
 
+class FireCause(StrEnum):
+    """Why a schedule fired."""
+
+    TIME = "time"
+    MADE_UP = "made_up"  # for a nominal time that was missed
+    TRIGGER = "trigger"
+    UNKNOWN = "unknown"
+
+
+class SkipReason(StrEnum):
+    """Why a nominal time had no run."""
+
+    OVERLAP = "overlap"
+    MISSED = "missed"
+    TAKEN = "taken"  # a task has its id already
+    UNKNOWN = "unknown"
+
+
+class ScheduleCreated(Message, frozen=True, kw_only=True):
+    """A schedule was made."""
+
+    spec: ScheduleSpec
+    is_paused: bool = False
+    next_fire_at: int | None = None
+    tzdata: str = ""
+    fingerprint: str | None = None
+
+
+class ScheduleUpdated(Message, frozen=True, kw_only=True):
+    """A schedule was changed, or its next nominal time by new rules of its time zone."""
+
+    spec: ScheduleSpec
+    considered_at: int
+    next_fire_at: int | None = None
+    tzdata: str = ""
+
+
+class SchedulePaused(Message, frozen=True, kw_only=True):
+    """A schedule fires no more until it is resumed."""
+
+    reason: str | None = None
+
+
+class ScheduleResumed(Message, frozen=True, kw_only=True):
+    """A schedule fires again."""
+
+    next_fire_at: int | None = None
+    tzdata: str = ""
+
+
+class ScheduleDeleted(Message, frozen=True, kw_only=True):
+    """A schedule is no more; its runs go on."""
+
+    reason: str | None = None
+
+
+class ScheduleFired(Message, frozen=True, kw_only=True):
+    """A nominal time came, or somebody asked for a run: its task is submitted next."""
+
+    nominal_at: int
+    task_id: str
+    cause: FireCause
+    next_fire_at: int | None = None
+    tzdata: str = ""
+    missed: int = 0
+
+
+class ScheduleBackfilled(Message, frozen=True, kw_only=True):
+    """Somebody asked for runs of nominal times that had none: their tasks are submitted next, as overlap allows."""
+
+    runs: tuple[DueRun, ...]
+
+
+class ScheduleSkipped(Message, frozen=True, kw_only=True):
+    """Nominal times had no run, the latest of them at `nominal_at`; `missed` counts those noticed too late."""
+
+    nominal_at: int
+    reason: SkipReason
+    next_fire_at: int | None = None
+    tzdata: str = ""
+    missed: int = 0
+
+
+class ScheduleFlagged(Message, frozen=True, kw_only=True):
+    """The next nominal time cannot be computed; the schedule does not fire until it is changed."""
+
+    problem: str
+
+
 EventBody: TypeAlias = (
     TaskSubmitted
     | TaskReleased
@@ -683,6 +920,15 @@ EventBody: TypeAlias = (
     | TaskRejected
     | RequestForwarded
     | ShardOpened
+    | ScheduleCreated
+    | ScheduleUpdated
+    | SchedulePaused
+    | ScheduleResumed
+    | ScheduleDeleted
+    | ScheduleFired
+    | ScheduleBackfilled
+    | ScheduleSkipped
+    | ScheduleFlagged
 )
 
 

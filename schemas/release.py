@@ -39,6 +39,11 @@ TOP_LEVEL = (
     "ShardCheckpoint",
     "InvalidRecord",
     "ForwardedRequest",
+    "CreateSchedule",
+    "UpdateSchedule",
+    "ControlSchedule",
+    "RunSchedule",
+    "Schedule",
 )
 
 

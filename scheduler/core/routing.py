@@ -1,11 +1,11 @@
-"""Which task a request is about, and so which shard decides it."""
+"""Which task or schedule a request is about, and so which shard decides it."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
 from schemas.ids import is_name, keyed_task_id, record_task_id, shard_of
-from schemas.messages import DiscardTask, RedriveTask, Request, SubmitTask
+from schemas.messages import DiscardTask, RedriveTask, Request, ScheduleRequest, SubmitTask
 
 
 def identified(request: Request, topic: str, partition: int, offset: int) -> Request:
@@ -18,13 +18,15 @@ def identified(request: Request, topic: str, partition: int, offset: int) -> Req
     return replace(request, task_id=record_task_id(topic, partition, offset))
 
 
-def task_id_of(request: Request) -> str:
-    """The id of the task that an identified request is about."""
+def entity_id_of(request: Request) -> str:
+    """The id of the task, or of the schedule, that an identified request is about."""
+    if isinstance(request, ScheduleRequest):
+        return request.schedule_id
     if isinstance(request, RedriveTask | DiscardTask):
         return request.task.task_id
     return request.task_id or ""
 
 
-def home_of(task_id: str, shard: int, shards: int) -> int:
-    """The shard that decides on the task; `shard` itself for what can be no task's id: it is refused where it is."""
-    return shard_of(task_id, shards) if shards > 1 and is_name(task_id) else shard
+def home_of(entity_id: str, shard: int, shards: int) -> int:
+    """The shard that decides on it; `shard` itself for what can be no id: it is refused where it is."""
+    return shard_of(entity_id, shards) if shards > 1 and is_name(entity_id) else shard

@@ -11,15 +11,31 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from scheduler.core import decisions, routing
+from cron.zones import tzdata_version
+from scheduler.core import decisions, routing, schedule_requests
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import Dispatch, PartitionsOf
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
-from scheduler.core.task import TERMINAL, WAITING, evolve
+from scheduler.core.schedule import (
+    FIRES_PER_STEP,
+    SCHEDULE_BODIES,
+    decide_fire,
+    evolve_schedule,
+    next_due,
+    replanned,
+    schedule_of_run,
+    skipped_for,
+    to_cancel,
+    with_run,
+)
+from scheduler.core.schedule import wake_at as schedule_wake_at
+from scheduler.core.schedule_requests import ScheduleDecision
+from scheduler.core.schedules import Schedules
+from scheduler.core.task import TERMINAL, WAITING, deadline_of, evolve
 from scheduler.core.timers import Timers
 from scheduler.core.wheel import Place, Wheel
 from schemas.ids import is_name
@@ -36,6 +52,8 @@ from schemas.messages import (
     AttemptStarted,
     AttemptSucceeded,
     CancelTask,
+    ControlSchedule,
+    CreateSchedule,
     DiscardTask,
     EndedTask,
     Event,
@@ -53,6 +71,13 @@ from schemas.messages import (
     Report,
     Request,
     RequestForwarded,
+    RunSchedule,
+    Schedule,
+    ScheduleCreated,
+    ScheduleFired,
+    ScheduleFlagged,
+    ScheduleRequest,
+    SkipReason,
     Status,
     SubmitTask,
     Task,
@@ -61,10 +86,12 @@ from schemas.messages import (
     TaskRedriven,
     TaskRejected,
     TaskReleased,
+    TaskRequest,
     TaskSpec,
     TaskStarted,
     TaskSubmitted,
     TaskUpdated,
+    UpdateSchedule,
     UpdateTask,
     WorkerHeartbeat,
     WorkerSignal,
@@ -86,6 +113,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_window_us: int = 24 * 3600 * 1_000_000
     worker_timeout_us: int = 6_000_000  # three heartbeats
     wheel: WheelShape = WheelShape()
+    schedules_max: int = 1_000_000  # 0.7 KB each
     near_max: int = 200_000  # live tasks beyond which no slot of the wheel is read, until some have ended
     markers_max: int = 1_000_000  # changed or cancelled tasks in the wheel: 0.3 KB each
 
@@ -96,7 +124,9 @@ _LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
 
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
-TASK, MARKER = "task/", "marker/"  # begin the keys of what checkpoints hold
+TASK, MARKER, SCHEDULE = "task/", "marker/", "schedule/"  # begin the keys of what checkpoints hold
+STUCK_US = 1_000_000  # until it is tried again to submit a run for which the shard had no room
+Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
@@ -140,6 +170,7 @@ class ShardState:
     def __init__(self) -> None:
         self.tasks: dict[str, Task] = {}
         self.ended: dict[str, EndedTask] = {}
+        self.schedules = Schedules()
         self.epoch = 0
         self.positions: dict[str, int] = {}
         self.forwarded: dict[int, int] = {}  # by partition: what was forwarded from there is decided below this offset
@@ -174,6 +205,13 @@ class Shard:
 
     def evolve(self, event: Event) -> None:
         """Fold an event. One that is not its entity's next is dropped: it is void, or was folded already."""
+        self._note_positions(event)
+        if type(event.body) in SCHEDULE_BODIES:
+            self._evolve_schedule(event)
+        elif event.version != 0 and self._is_next(event):
+            self._evolve_task(event)
+
+    def _note_positions(self, event: Event) -> None:
         state = self.state
         if event.source_topic is not None and event.source_offset is not None:
             # A doubled event may come after later ones: a position never moves back.
@@ -181,8 +219,9 @@ class Shard:
             state.positions[event.source_topic] = max(position, event.source_offset + 1)
         if (origin := event.origin) is not None:
             state.forwarded[origin.partition] = max(state.forwarded.get(origin.partition, 0), origin.offset + 1)
-        if event.version == 0 or not self._is_next(event):
-            return
+
+    def _evolve_task(self, event: Event) -> None:
+        state = self.state
         task_id = event.entity_id
         before = state.tasks.get(task_id) or event.base
         ended = state.ended.get(task_id)
@@ -204,6 +243,35 @@ class Shard:
         self.parking.unrecorded.discard(task_id)
         if self._is_loaded:
             self._track(before if was_in_memory else None, after, event.at)
+        if len(self.state.schedules) and (schedule_id := schedule_of_run(task_id)) is not None:
+            self._note_run(schedule_id, after)
+
+    def _evolve_schedule(self, event: Event) -> None:
+        schedules, schedule_id = self.state.schedules, event.entity_id
+        known = schedules.get(schedule_id)
+        is_first = isinstance(event.body, ScheduleCreated) and event.version == 1
+        is_next = is_first if known is None else event.version == known.version + 1
+        if is_next:
+            self._keep_schedule(schedule_id, evolve_schedule(known, event), event.at)
+
+    def _note_run(self, schedule_id: str, task: Task) -> None:
+        """The task of a run began, goes on or has ended: its schedule may have waited for that."""
+        schedule = self.state.schedules.get(schedule_id)
+        if schedule is not None:
+            after = with_run(schedule, task.task_id, is_live=task.status not in TERMINAL)
+            if after is not schedule:
+                self._keep_schedule(schedule_id, after, task.updated_at)
+
+    def _keep_schedule(self, schedule_id: str, schedule: Schedule | None, now: int) -> None:
+        key = SCHEDULE + schedule_id
+        if schedule is None:
+            self.state.schedules.drop(schedule_id)
+            self._unstore(key)
+            return
+        self.state.schedules.put(schedule)
+        self.changed.add(key)
+        if self._is_loaded:
+            self.state.schedules.look_again_at(schedule_id, now)
 
     def _void_parked(self, before: Task, version: int) -> None:
         due_at = decisions.wake_at(before, 0) if before.status in PARKED_FROM else None
@@ -240,11 +308,13 @@ class Shard:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
         return self.state.tasks.get(task_id) or self.state.ended.get(task_id)
 
-    def entity(self, key: str) -> Task | EndedTask | ParkMarker | None:
+    def entity(self, key: str) -> Entity | None:
         """What a checkpoint must hold under a key of `changed`; None: nothing."""
         kind, _, entity_id = key.partition("/")
         if kind + "/" == MARKER:
             return self.parking.markers.get(entity_id)
+        if kind + "/" == SCHEDULE:
+            return self.state.schedules.get(entity_id)
         known = self.known(entity_id)
         return known if isinstance(known, Task) or (known is not None and self.is_kept_long(known)) else None
 
@@ -283,11 +353,15 @@ class Shard:
 
     # --- loading -------------------------------------------------------------------------------------------------
 
-    def restore(self, entity: Task | EndedTask | ParkMarker) -> None:
+    def restore(self, entity: Entity) -> None:
         """Take an entity from a checkpoint."""
         if isinstance(entity, ParkMarker):
             self.stored.add(MARKER + entity.task_id)
             self.parking.restore(entity)
+            return
+        if isinstance(entity, Schedule):
+            self.stored.add(SCHEDULE + entity.schedule_id)
+            self.state.schedules.put(entity)
             return
         self.stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
@@ -305,6 +379,9 @@ class Shard:
         for task in self.state.tasks.values():
             self._track(None, task, now)
             self._offer_to_wheel(task)
+        for schedule in self.state.schedules:
+            is_urgent = next_due(schedule) or to_cancel(schedule) or schedule.tzdata != tzdata_version()
+            self.state.schedules.look_again_at(schedule.schedule_id, now if is_urgent else schedule_wake_at(schedule))
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
             self._dispatch.offer(task)
@@ -346,7 +423,7 @@ class Shard:
         """Decide one input and fold what follows. Messages that a shard does not take raise TypeError."""
         if isinstance(message, Request):
             request = routing.identified(message, source.topic, self.shard, source.offset)
-            home = routing.home_of(routing.task_id_of(request), self.shard, self._settings.shards)
+            home = routing.home_of(routing.entity_id_of(request), self.shard, self._settings.shards)
             if home != self.shard:
                 return self._forward(request, home, source, now)
             return self._handle_request(request, source, now)
@@ -376,7 +453,7 @@ class Shard:
             return self._happened(self._event("", "", 0, body, now, source))
         if isinstance(request, SubmitTask) and request.task_id is None:
             request = msgspec.structs.replace(request, task_id=forwarded.task_id)
-        home = routing.home_of(routing.task_id_of(request), self.shard, self._settings.shards)
+        home = routing.home_of(routing.entity_id_of(request), self.shard, self._settings.shards)
         if home != self.shard:
             return self.refuse(source, f"it was forwarded to shard {self.shard}, but belongs to {home}", now)
         return self._handle_request(request, source, now)
@@ -385,7 +462,7 @@ class Shard:
         if source.value is None or source.size() > FORWARD_MAX:
             return self.refuse(source, f"it belongs to partition {home}, and is too large to be forwarded", now)
         body = RequestForwarded(shard=home, value=source.value, key=source.key)
-        return self._happened(self._event(routing.task_id_of(request), "", 0, body, now, source))
+        return self._happened(self._event(routing.entity_id_of(request), "", 0, body, now, source))
 
     def _happened(self, event: Event) -> Effects:
         if isinstance(event.body, TaskRejected) and event.body.record is not None:
@@ -394,8 +471,10 @@ class Shard:
         return Effects([event], [], [])
 
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
+        if isinstance(request, ScheduleRequest):
+            return self._handle_schedule(request, source, now)
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
-        task_id = routing.task_id_of(request)
+        task_id = routing.entity_id_of(request)
         known = self._as_shown(request, now) or self.known(task_id)
         decision = self._decide_request(known, request, now)
         spec = request.spec if isinstance(request, SubmitTask) else None
@@ -417,7 +496,63 @@ class Shard:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects
 
-    def _as_shown(self, request: Request, now: int) -> Task | None:
+    def _handle_schedule(self, request: ScheduleRequest, source: Source, now: int) -> Effects:
+        schedule_id = request.schedule_id
+        known = self.state.schedules.get(schedule_id)
+        decision = self._decide_schedule(known, request, source, now)
+        if decision.body is None:
+            is_kept = request.reply_to is None and decision.outcome in _LOST
+            refusal = Decision(None, decision.outcome, decision.detail)
+            body = _rejected(type(request).__name__, refusal, source, is_kept=is_kept)
+            event = self._event(_name_or_nothing(schedule_id), "", 0, body, now, source)
+        else:
+            spec = known.spec if known else request.spec  # type: ignore[union-attr]
+            version = known.version + 1 if known else 1
+            event = self._event(schedule_id, spec.task.tenant_id, version, decision.body, now, source)
+        effects = self._happened(event)
+        if request.reply_to is not None:
+            reply = self._schedule_reply(request, decision, known, now)
+            effects.replies.append((request.reply_to, reply))
+        return effects
+
+    def _decide_schedule(
+        self, known: Schedule | None, request: ScheduleRequest, source: Source, now: int
+    ) -> ScheduleDecision:
+        tzdata = tzdata_version()
+        match request:
+            case CreateSchedule():
+                if known is None and len(self.state.schedules) >= self._settings.schedules_max:
+                    reason = f"the shard holds {self._settings.schedules_max} schedules"
+                    return ScheduleDecision(None, Outcome.OVERLOADED, reason)
+                return schedule_requests.decide_create(known, request, now, tzdata)
+            case UpdateSchedule():
+                return schedule_requests.decide_update(known, request, now, tzdata)
+            case ControlSchedule():
+                return schedule_requests.decide_control(known, request, now, tzdata)
+            case RunSchedule():
+                origin = source.origin
+                place = f"{source.offset}" if origin is None else f"{origin.partition}-{origin.offset}"
+                is_view_ahead = request.view_offset > self.forgotten_offset
+                return schedule_requests.decide_run(known, request, place, now, is_view_ahead=is_view_ahead)
+
+    def _schedule_reply(
+        self, request: ScheduleRequest, decision: ScheduleDecision, before: Schedule | None, now: int
+    ) -> Reply:
+        schedule = self.state.schedules.get(request.schedule_id) or before
+        is_run = isinstance(decision.body, ScheduleFired)
+        return Reply(
+            request_id=request.request_id,
+            outcome=decision.outcome,
+            task_id=decision.body.task_id if isinstance(decision.body, ScheduleFired) else request.schedule_id,
+            status=Status.PENDING if is_run else None,
+            version=schedule.version if schedule else 0,
+            created_at=schedule.created_at if schedule else None,
+            scheduled_at=schedule.next_fire_at if schedule else None,
+            decided_at=now,
+            detail=decision.detail,
+        )
+
+    def _as_shown(self, request: TaskRequest, now: int) -> Task | None:
         """The task in the wheel that is to be changed, if it is there as the request shows it."""
         shown = request.task if isinstance(request, CancelTask | UpdateTask) else None
         if shown is None or shown.task_id != request.task_id or decisions.shown_problem(shown, now):  # type: ignore[union-attr]
@@ -429,9 +564,11 @@ class Shard:
         is_parked = self.parking.is_parked_as(shown, decisions.wake_at(shown, 0))
         return shown if is_parked and len(self.parking.markers) < self._settings.markers_max else None
 
-    def _decide_request(self, known: Task | EndedTask | None, request: Request, now: int) -> Decision:
+    def _decide_request(self, known: Task | EndedTask | None, request: TaskRequest, now: int) -> Decision:
         match request:
             case SubmitTask():
+                if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
+                    return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
                 if isinstance(known, EndedTask) and known.keep_until <= now:
                     known = None  # to be forgotten in the very moment
                 if known is None and (reason := self._is_full(request.spec)):
@@ -624,7 +761,71 @@ class Shard:
                 self._judge_worker(key.removeprefix(_WORKER), effects, now)
             elif (task := self.state.tasks.get(key)) is not None:
                 self._fire(task, effects, now)
+        for schedule_id in self.state.schedules.pop_due(now, TIMERS_PER_STEP):
+            self._look_at_schedule(schedule_id, effects, now)
         return effects
+
+    # --- schedules -----------------------------------------------------------------------------------------------
+
+    def _look_at_schedule(self, schedule_id: str, effects: Effects, now: int) -> None:
+        """Fire what has come, submit what is due, cancel what was overtaken. What goes wrong concerns nobody else."""
+        schedules, at = self.state.schedules, None
+        try:
+            if (schedule := schedules.get(schedule_id)) is not None:
+                if (change := replanned(schedule, tzdata_version())) is not None:
+                    self._schedule_event(schedule, change, effects, now)
+                at = self._fire_schedule(schedule_id, effects, now)
+        except Exception as error:  # a defect in the computation of one schedule: the others must go on
+            if (schedule := schedules.get(schedule_id)) is not None:
+                problem = f"{type(error).__name__}: {error}"
+                self._schedule_event(schedule, ScheduleFlagged(problem=problem[: decisions.TEXT_MAX]), effects, now)
+        schedules.look_again_at(schedule_id, at)
+
+    def _fire_schedule(self, schedule_id: str, effects: Effects, now: int) -> int | None:
+        """When it is to be looked at again."""
+        tzdata = tzdata_version()
+        for _ in range(FIRES_PER_STEP):
+            is_stuck = self._submit_due(schedule_id, effects, now)
+            schedule = self.state.schedules.get(schedule_id)
+            if schedule is None:
+                return None
+            if is_stuck:
+                return now + STUCK_US
+            body = decide_fire(schedule, now, tzdata)
+            if body is None:
+                return schedule_wake_at(schedule)
+            if isinstance(body, ScheduleFired) and self.known(body.task_id) is not None:
+                body = skipped_for(body, SkipReason.TAKEN)
+            self._schedule_event(schedule, body, effects, now)
+        return now
+
+    def _submit_due(self, schedule_id: str, effects: Effects, now: int) -> bool:
+        """Submit the runs that are due, and cancel those before them if that is asked. Whether some must wait."""
+        while (schedule := self.state.schedules.get(schedule_id)) is not None:
+            run = next_due(schedule)
+            if run is None:
+                for task_id in to_cancel(schedule):
+                    self._overtake(task_id, effects, now)
+                return False
+            if self._is_full(schedule.spec.task) is not None:
+                return True
+            spec = msgspec.structs.replace(schedule.spec.task, scheduled_at=run.nominal_at)
+            deadline_at = deadline_of(spec.total_timeout_ms, now)
+            body = TaskSubmitted(spec=spec, status=Status.PENDING, next_run_at=now, deadline_at=deadline_at)
+            effects.extend(self._happened(self._event(run.task_id, spec.tenant_id, 1, body, now, None)))
+        return False
+
+    def _overtake(self, task_id: str, effects: Effects, now: int) -> None:
+        task = self.state.tasks.get(task_id)
+        if task is not None and task.cancel_requested_at is None:
+            request = CancelTask(request_id="", task_id=task_id, reason="a later run of its schedule began")
+            effects.extend(self._applied(task, decisions.decide_cancel(task, request), None, now))
+
+    def _schedule_event(self, schedule: Schedule, body: EventBody, effects: Effects, now: int) -> None:
+        tenant_id = schedule.spec.task.tenant_id
+        effects.extend(
+            self._happened(self._event(schedule.schedule_id, tenant_id, schedule.version + 1, body, now, None))
+        )
 
     def _fire(self, task: Task, effects: Effects, now: int) -> None:
         heard_at = self._heard.get(task.task_id, 0)
@@ -662,13 +863,18 @@ class Shard:
     def next_at(self) -> int | None:
         """When the shard must be called again even without an input."""
         forget_at = self._forget[0][0] if self._forget else None
-        instants = (self._timers.next_at(), self._dispatch.next_at(), forget_at, self._open_at())
+        schedules_at = self.state.schedules.next_at()
+        instants = (self._timers.next_at(), self._dispatch.next_at(), forget_at, self._open_at(), schedules_at)
         return min((at for at in instants if at is not None), default=None)
 
     # --- the delay wheel -----------------------------------------------------------------------------------------
 
     def _offer_to_wheel(self, task: Task) -> None:
-        if task.checkpoint is None:  # which the view does not show: of one in the wheel a change would lose it
+        has_checkpoint = (
+            task.checkpoint is not None
+        )  # which the view does not show: a change in the wheel would lose it
+        is_run = (schedule_of_run(task.task_id) or "") in self.state.schedules  # which its schedule may have to cancel
+        if not has_checkpoint and not is_run:
             self.parking.offer(task, decisions.wake_at(task, 0))
 
     def _is_behind(self, now: int) -> bool:

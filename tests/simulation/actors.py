@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
+from scheduler.core.routing import entity_id_of
 from scheduler.ports import Entry, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import keyed_task_id, routing_key, shard_of
@@ -75,7 +76,7 @@ class Client:
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
             return
-        task_id = (request.task.task_id if isinstance(request, RedriveTask | DiscardTask) else request.task_id) or ""
+        task_id = entity_id_of(request)
         is_misplaced = rng.random() < 0.12
         shard = rng.randrange(self._world.shards) if is_misplaced else shard_of(task_id, self._world.shards)
         entry = Entry(TASK_REQUESTS, shard, routing_key(task_id).encode(), self._codec.encode(request))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.routing import home_of, identified, task_id_of
+from scheduler.core.routing import entity_id_of, home_of, identified
 from schemas.ids import is_name, keyed_task_id, murmur2, record_task_id, shard_of
 from schemas.messages import CancelTask, SubmitTask, TaskSpec
 
@@ -31,9 +31,9 @@ def submission(task_id: str | None, key: str | None = None) -> SubmitTask:
 
 def test_a_submission_without_an_id_gets_that_of_its_key_or_else_of_its_place() -> None:
     place = ("task-requests", 1, 2)
-    assert task_id_of(identified(submission(None), *place)) == record_task_id(*place)
-    assert task_id_of(identified(submission(None, "k"), *place)) == keyed_task_id("default", "k")
-    assert task_id_of(identified(submission("mine", "k"), *place)) == "mine"
+    assert entity_id_of(identified(submission(None), *place)) == record_task_id(*place)
+    assert entity_id_of(identified(submission(None, "k"), *place)) == keyed_task_id("default", "k")
+    assert entity_id_of(identified(submission("mine", "k"), *place)) == "mine"
     ids = {record_task_id("task-requests", partition, offset) for partition in range(20) for offset in range(20)}
     assert len(ids) == 400 and all(map(is_name, ids))
 
@@ -42,4 +42,4 @@ def test_what_is_no_name_is_refused_where_it_stands() -> None:
     assert {home_of(f"task-{n}", 0, 4) for n in range(50)} == {0, 1, 2, 3}
     assert home_of("a.b", 0, 4) == shard_of("a", 4)
     for text in ("", "no name", "ü", "x" * 129):
-        assert home_of(task_id_of(CancelTask(request_id="r", task_id=text)), 3, 4) == 3
+        assert home_of(entity_id_of(CancelTask(request_id="r", task_id=text)), 3, 4) == 3

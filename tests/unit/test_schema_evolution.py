@@ -122,12 +122,20 @@ def test_the_rules_have_teeth(change: Callable[[Schema], Any], complaint: str | 
     assert complaint in found[0] if complaint else not found
 
 
+def _bodies(release: Release) -> list[Schema]:
+    """The kinds of events that a release knows. Whoever reads with it by force does not get past another kind."""
+    fields = {field["name"]: field["type"] for field in json.loads(release.text).get("fields", ())}
+    return fields["body"] if release.name == "Event" else []
+
+
 @pytest.mark.parametrize("release", releases(), ids=lambda one: f"{one.name}.{one.version}")
 def test_a_general_reader_of_any_release_reads_what_is_written_today(release: Release) -> None:
     writer = fastavro.parse_schema(json.loads(newest()[release.name].text))
     reader = fastavro.parse_schema(json.loads(release.text))
+    kinds = {short_name(body["name"]) for body in _bodies(release)}
     for message in named_samples().values():
-        if type(message).__name__ == release.name:
+        is_known = not isinstance(message, Event) or type(message.body).__name__ in kinds
+        if type(message).__name__ == release.name and is_known:
             value = Codec.builtin().encode(message)
             assert fastavro.schemaless_reader(BytesIO(value[5:]), writer, reader)
 
