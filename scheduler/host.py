@@ -18,6 +18,7 @@ import structlog
 
 from scheduler.core.shard import Effects, Entity, Shard, ShardSettings, Source
 from scheduler.core.wheel import Marks
+from scheduler.lateness import Lateness
 from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition
 from scheduler.slots import Slots
 from schemas.codec import Codec
@@ -25,6 +26,7 @@ from schemas.errors import DecodeError, Fatal, Fenced, Retriable, TidewheelIOErr
 from schemas.ids import routing_key
 from schemas.messages import (
     Event,
+    FireCause,
     ForwardedRequest,
     InvalidRecord,
     Message,
@@ -35,9 +37,11 @@ from schemas.messages import (
     Report,
     Request,
     RequestForwarded,
+    ScheduleFired,
     ShardCheckpoint,
     ShardOpened,
     TaskRejected,
+    TaskReleased,
 )
 from schemas.topics import (
     INPUT_TOPICS,
@@ -137,6 +141,7 @@ class ShardHost:
         )
         self.shard = Shard(shard, settings.shard, rng, now=0)
         self.reloads = 0
+        self.release_lateness, self.fire_lateness = Lateness(), Lateness()
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
         self._events = TopicPartition(TASK_EVENTS, shard)
         self._gateways = log.partitions(REPLIES)
@@ -596,6 +601,7 @@ class ShardHost:
     def _release(self, batch: _Batch) -> None:
         effects = batch.effects
         self.shard.acknowledged(effects.events, self._next_offset - 1)
+        self._note_lateness(effects.events)
         by_gateway: dict[int, list[Reply]] = {}
         for gateway, reply in effects.replies:
             if 0 <= gateway < self._gateways:  # else whoever wrote the request asks for an answer to nowhere
@@ -613,6 +619,20 @@ class ShardHost:
         if owed or checkpoint:
             self._owed.append(_Owed(owed, checkpoint))
             self._absorb_owed()
+
+    def _note_lateness(self, events: Sequence[Event]) -> None:
+        """How long after their time tasks and schedules were let go, now that this is in the log."""
+        state = self.shard.state
+        for event in events:
+            body = event.body
+            if isinstance(body, TaskReleased):
+                task = state.tasks.get(event.entity_id)
+                if task is not None and task.next_run_at is not None:
+                    self.release_lateness.note(self._now - task.next_run_at)
+            elif isinstance(body, ScheduleFired) and body.cause is FireCause.TIME:
+                schedule = state.schedules.get(event.entity_id)
+                if schedule is not None and not schedule.spec.jitter_ms:  # else it is late on purpose
+                    self.fire_lateness.note(self._now - body.nominal_at)
 
     # --- what is owed --------------------------------------------------------------------------------------------
 

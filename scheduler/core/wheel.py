@@ -167,7 +167,7 @@ class Wheel:
         )
 
     def waiting(self) -> Iterator[tuple[int, int, int]]:
-        """Level, beginning of the window, and about how many tasks wait in it."""
+        """Level, beginning of the window, and about how many tasks wait in it. Safe from any thread."""
         for level, hand in enumerate(self.hands):
-            for window, count in hand.waiting.items():
+            for window, count in hand.waiting.copy().items():
                 yield level, window * self.shape.widths_us[level], count
