@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from schemas.errors import TidewheelIOError
-from schemas.messages import Priority, Status, TaskError, TaskSpec
+from schemas.messages import Priority, Schedule, Status, TaskError, TaskSpec
 
 
 class TopicPartition(NamedTuple):
@@ -258,6 +258,31 @@ class TaskPage(NamedTuple):
     cursor: str | None
 
 
+class ScheduleChange(NamedTuple):
+    """What a run of events made of a schedule: the row itself, without `due` and `running`; None: it was deleted."""
+
+    schedule_id: str
+    schedule: Schedule | None
+
+
+class ScheduleFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which schedules to list; None does not restrict."""
+
+    tenant_id: str | None = None
+    is_paused: bool | None = None
+    declared_by: str | None = None
+
+
+class SchedulePage(NamedTuple):
+    """Part of a list of schedules, and the cursor of the next part; None at the end.
+
+    It may have fewer rows than were asked for, and yet a cursor: so much was looked at in vain.
+    """
+
+    rows: Sequence[Schedule]
+    cursor: str | None
+
+
 class Position(NamedTuple):
     """How far the view reaches in an events partition, and the highest epoch that was opened before that offset."""
 
@@ -266,11 +291,12 @@ class Position(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a run of events of one partition did to rows, and where it ends."""
+    """What a run of events of one partition did to rows, and where it ends. A schedule is in it once at most."""
 
     partition: int
     changes: Sequence[TaskChange]
     position: Position
+    schedules: Sequence[ScheduleChange] = ()
 
 
 class View(Protocol):
@@ -296,6 +322,15 @@ class View(Protocol):
 
     def count(self, wanted: TaskFilter) -> int:
         """How many rows match."""
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        """A schedule as its events left it, without `due` and `running`; None: there is none, or none yet."""
+
+    def schedule_rows(self, schedule_ids: Iterable[str]) -> Mapping[str, Schedule]:
+        """Several schedules by their ids, as `schedule` gives them; without those that it does not have."""
+
+    def schedules(self, wanted: ScheduleFilter, limit: int, cursor: str | None = None) -> SchedulePage:
+        """A page of schedules, by tenant_id, name, schedule_id ascending. ValueError: the cursor is not ours."""
 
     def close(self) -> None:
         """Release what is held; idempotent."""
