@@ -59,38 +59,39 @@ _ENVELOPE_DEPTH = 8  # how much deeper than the payload a body may be
 # --- types of fields --------------------------------------------------------------------------------------------------
 
 
-def _not_allowed(message: str, allowed: str, field: str = "") -> PydanticCustomError:
+def not_allowed(message: str, allowed: str, field: str = "") -> PydanticCustomError:
+    """What a validator raises: `message` completes "<field> …"."""
     # The texts go through the context, because a brace in a template is a placeholder.
     return PydanticCustomError("not_allowed", "{message}", {"message": message, "allowed": allowed, "field": field})
 
 
 def _name(text: str) -> str:
     if not is_name(text):
-        raise _not_allowed("is not a name", f"{NAME_RULE}; not . and ..")
+        raise not_allowed("is not a name", f"{NAME_RULE}; not . and ..")
     return text
 
 
 def _queue(text: str) -> str:
     if not is_name(text) or ":" in text:
-        raise _not_allowed("is not the name of a queue", QUEUE_RULE)
+        raise not_allowed("is not the name of a queue", QUEUE_RULE)
     return text
 
 
 def _task_id(text: str) -> str:
     if text.startswith(RESERVED_PREFIX):
-        raise _not_allowed(f"begins with {RESERVED_PREFIX}, which is reserved for idempotency keys", NAME_RULE)
+        raise not_allowed(f"begins with {RESERVED_PREFIX}, which is reserved for idempotency keys", NAME_RULE)
     return _name(text)
 
 
 def _key(text: str) -> str:
     if not 1 <= len(text) <= 255 or not text.isprintable():
-        raise _not_allowed("is not an idempotency key", KEY_RULE)
+        raise not_allowed("is not an idempotency key", KEY_RULE)
     return text
 
 
 def _content_type(text: str) -> str:
     if not (3 <= len(text) <= 127 and text.isascii() and text.isprintable() and "/" in text):
-        raise _not_allowed("is not a media type", CONTENT_TYPE_RULE)
+        raise not_allowed("is not a media type", CONTENT_TYPE_RULE)
     return text
 
 
@@ -101,8 +102,8 @@ def _instant(value: object) -> int:
         if isinstance(value, datetime):
             return instant_of(value)
     except ValueError as error:
-        raise _not_allowed(str(error), INSTANT_RULE) from error
-    raise _not_allowed("is not a text; numbers are not taken for instants", INSTANT_RULE)
+        raise not_allowed(str(error), INSTANT_RULE) from error
+    raise not_allowed("is not a text; numbers are not taken for instants", INSTANT_RULE)
 
 
 def _base64(value: object) -> bytes:
@@ -112,17 +113,17 @@ def _base64(value: object) -> bytes:
         if isinstance(value, str):
             return base64.b64decode(value, validate=True)
     except ValueError as error:
-        raise _not_allowed("is not base64", BASE64_RULE) from error
-    raise _not_allowed("is not a text", BASE64_RULE)
+        raise not_allowed("is not base64", BASE64_RULE) from error
+    raise not_allowed("is not a text", BASE64_RULE)
 
 
 def _metadata(metadata: dict[str, str]) -> dict[str, str]:
     texts = [*metadata, *metadata.values()]
     if any("\0" in text for text in texts) or sum(len(text.encode()) for text in texts) > METADATA_MAX:
-        raise _not_allowed("is too large, or has a NUL", METADATA_RULE)
+        raise not_allowed("is too large, or has a NUL", METADATA_RULE)
     tenant_id = metadata.get("tenant_id")
     if tenant_id is not None and not is_name(tenant_id):
-        raise _not_allowed("is not a name", NAME_RULE, "metadata.tenant_id")
+        raise not_allowed("is not a name", NAME_RULE, "metadata.tenant_id")
     return metadata
 
 
@@ -151,7 +152,9 @@ BackoffName = Annotated[Backoff, Field(strict=False)]
 JitterName = Annotated[Jitter, Field(strict=False)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Base of what clients send: strict, and without unknown fields."""
+
     model_config = ConfigDict(
         strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, title=None
     )
@@ -160,8 +163,8 @@ class _Body(BaseModel):
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-class Submission(_Body):
-    """A task to be run. In Python, `payload` is the bytes of a JSON text and instants may be aware datetimes."""
+class TaskFields(Body):
+    """What is to be run, and how: the fields that a task and a schedule have in common."""
 
     task_type: Name = Field(description="What is to be done; workers know it by this name.")
     payload: JsonPayload | None = Field(None, description="What the handler is given.")
@@ -169,9 +172,6 @@ class Submission(_Body):
     content_type: ContentType | None = Field(None, description="The media type of `payload_base64`.")
     priority: PriorityName | None = None
     queue: Queue | None = None
-    scheduled_at: Instant | None = Field(None, description="When it is due; null or past: now.")
-    delay_seconds: Delay | None = Field(None, description="In place of `scheduled_at`: due so long after acceptance.")
-    start_deadline: Instant | None = Field(None, description="FAILED if it has not started by then.")
     timeout_seconds: Duration | None = Field(None, description="Of one attempt.")
     total_timeout_seconds: Duration | None = Field(None, description="Of the whole task, from its due time.")
     lease_seconds: Lease | None = Field(None, description="How long a worker that is not heard of keeps the attempt.")
@@ -189,30 +189,73 @@ class Submission(_Body):
     retry_cap_seconds: DurationOrNone | None = Field(None, description="The longest delay between attempts.")
     retry_on: ClassNames | None = Field(None, description="Only errors of these classes are retried.")
     give_up_on: ClassNames | None = Field(None, description="Errors of these classes are permanent.")
-    idempotency_key: Key | None = Field(
-        None, description="Repeats of the submission within the idempotency window (24 h) are one task. Per tenant."
-    )
-    task_id: TaskId | None = Field(None, description="The first submission under an id wins. Not with a key.")
     metadata: Metadata | None = Field(
         None, description="Texts that travel with the task; `tenant_id` says whose it is."
     )
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> Self:
+    def _is_one_task(self) -> Self:
         _check_payload(self.payload, self.payload_base64, self.content_type)
-        if self.scheduled_at is not None and self.delay_seconds is not None:
-            raise _not_allowed("is given beside scheduled_at", "one of the two", "delay_seconds")
-        if self.task_id is not None and self.idempotency_key is not None:
-            raise _not_allowed("is given beside task_id", "one of the two", "idempotency_key")
         retries, attempts = self.max_retries, self.max_attempts
         if retries is not None and attempts is not None and attempts != retries + 1:
-            raise _not_allowed("disagrees with max_retries", "max_retries + 1, or one of the two", "max_attempts")
+            raise not_allowed("disagrees with max_retries", "max_retries + 1, or one of the two", "max_attempts")
         return self
 
     @property
     def tenant_id(self) -> str:
-        """Whose task it is."""
+        """Whose it is."""
         return (self.metadata or {}).get("tenant_id", _SPEC.tenant_id)
+
+    def task_spec(self) -> TaskSpec:
+        """What is asked for by these fields."""
+        payload, content_type = payload_of(self.payload, self.payload_base64, self.content_type)
+        given: dict[str, Any] = {
+            "payload": payload,
+            "content_type": content_type,
+            "priority": self.priority,
+            "queue": self.queue,
+            "tenant_id": self.tenant_id,
+            "metadata": self.metadata,
+            "timeout_ms": ms_of(self.timeout_seconds),
+            "total_timeout_ms": ms_of(self.total_timeout_seconds),
+            "lease_ms": ms_of(self.lease_seconds),
+        }
+        return TaskSpec(task_type=self.task_type, retry=self._retry(), **without_none(given))
+
+    def _retry(self) -> RetryPolicy:
+        given: dict[str, Any] = {
+            "max_attempts": self.max_attempts if self.max_retries is None else self.max_retries + 1,
+            "max_crashes": self.max_crashes,
+            "backoff": self.retry_backoff,
+            "jitter": self.retry_jitter,
+            "delay_ms": ms_of(self.retry_delay_seconds),
+            "factor": self.retry_factor,
+            "cap_ms": ms_of(self.retry_cap_seconds),
+            "retry_on": self.retry_on,
+            "give_up_on": self.give_up_on,
+        }
+        given = without_none(given)
+        return RetryPolicy(**given) if given else _RETRY
+
+
+class Submission(TaskFields):
+    """A task to be run. In Python, `payload` is the bytes of a JSON text and instants may be aware datetimes."""
+
+    scheduled_at: Instant | None = Field(None, description="When it is due; null or past: now.")
+    delay_seconds: Delay | None = Field(None, description="In place of `scheduled_at`: due so long after acceptance.")
+    start_deadline: Instant | None = Field(None, description="FAILED if it has not started by then.")
+    idempotency_key: Key | None = Field(
+        None, description="Repeats of the submission within the idempotency window (24 h) are one task. Per tenant."
+    )
+    task_id: TaskId | None = Field(None, description="The first submission under an id wins. Not with a key.")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.scheduled_at is not None and self.delay_seconds is not None:
+            raise not_allowed("is given beside scheduled_at", "one of the two", "delay_seconds")
+        if self.task_id is not None and self.idempotency_key is not None:
+            raise not_allowed("is given beside task_id", "one of the two", "idempotency_key")
+        return self
 
     @property
     def delay_us(self) -> int | None:
@@ -230,50 +273,19 @@ class Submission(_Body):
 
     def timeless_spec(self) -> TaskSpec:
         """What is asked for, but for when it is due."""
-        payload, content_type = payload_of(self.payload, self.payload_base64, self.content_type)
-        given: dict[str, Any] = {
-            "payload": payload,
-            "content_type": content_type,
-            "priority": self.priority,
-            "queue": self.queue,
-            "tenant_id": self.tenant_id,
-            "metadata": self.metadata,
-            "start_deadline_at": self.start_deadline,
-            "timeout_ms": _ms(self.timeout_seconds),
-            "total_timeout_ms": _ms(self.total_timeout_seconds),
-            "lease_ms": _ms(self.lease_seconds),
-            "idempotency_key": self.idempotency_key,
-        }
-        return TaskSpec(task_type=self.task_type, retry=self._retry(), **_without_none(given))
-
-    def _retry(self) -> RetryPolicy:
-        given: dict[str, Any] = {
-            "max_attempts": self.max_attempts if self.max_retries is None else self.max_retries + 1,
-            "max_crashes": self.max_crashes,
-            "backoff": self.retry_backoff,
-            "jitter": self.retry_jitter,
-            "delay_ms": _ms(self.retry_delay_seconds),
-            "factor": self.retry_factor,
-            "cap_ms": _ms(self.retry_cap_seconds),
-            "retry_on": self.retry_on,
-            "give_up_on": self.give_up_on,
-        }
-        given = _without_none(given)
-        return RetryPolicy(**given) if given else _RETRY
+        given = {"start_deadline_at": self.start_deadline, "idempotency_key": self.idempotency_key}
+        return replace(self.task_spec(), **without_none(given))
 
     def fingerprint(self) -> str:
         """The same for the same content: whatever the order of JSON keys, the white space, and the way to say it.
 
         It is made of what differs from the defaults, so that a default may change without making repeats conflicts.
         """
-        spec = self.timeless_spec()
-        content: dict[str, Any] = _differing(spec, _SPEC)
-        content["retry"] = _differing(spec.retry, _RETRY)
+        content = content_of(self.timeless_spec())
         content["scheduled_at"] = self.scheduled_at
         content["delay_us"] = self.delay_us
-        content["payload"] = check_json(spec.payload) if is_json(spec.content_type) else spec.payload
         content.pop("idempotency_key", None)
-        return hashlib.sha256(canonical_json(content)).hexdigest()
+        return fingerprint_of(content)
 
 
 class Template:
@@ -315,7 +327,7 @@ class FilledTemplate:
 Submittable = Submission | FilledTemplate
 
 
-class Update(_Body):
+class Update(Body):
     """A change of a waiting task; an absent field stays as it is. `scheduled_at: null` means now."""
 
     priority: PriorityName | None = None
@@ -332,12 +344,12 @@ class Update(_Body):
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if "enabled" in self.model_fields_set:
-            raise _not_allowed("is a field of schedules; a task is stopped by cancelling it", "absent", "enabled")
+            raise not_allowed("is a field of schedules; a task is stopped by cancelling it", "absent", "enabled")
         for field in ("priority", "payload_base64", "metadata", "content_type"):
             if field in self.model_fields_set and getattr(self, field) is None:
-                raise _not_allowed("is null", "a value, or absent to leave it as it is", field)
+                raise not_allowed("is null", "a value, or absent to leave it as it is", field)
         if not self.model_fields_set - {"expected_version"}:
-            raise _not_allowed("changes nothing", "priority, scheduled_at, payload, metadata", "body")
+            raise not_allowed("changes nothing", "priority, scheduled_at, payload, metadata", "body")
         _check_payload(self.payload, self.payload_base64, self.content_type)
         return self
 
@@ -360,16 +372,16 @@ _RETRY = RetryPolicy()
 
 def _check_payload(payload: bytes | None, binary: bytes | None, content_type: str | None) -> None:
     if binary is None and content_type not in (None, JSON):
-        raise _not_allowed("is for payload_base64; payload is JSON", "absent", "content_type")
+        raise not_allowed("is for payload_base64; payload is JSON", "absent", "content_type")
     if binary is not None and payload is not None:
-        raise _not_allowed("is given beside payload", "one of the two", "payload_base64")
+        raise not_allowed("is given beside payload", "one of the two", "payload_base64")
     content, kind = payload_of(payload, binary, content_type)
     if is_json(kind) and content != b"null":
         try:
             check_json(content)
         except NotAcceptable as error:
             allowed = f"JSON of at most {JSON_DEPTH_MAX} levels, with finite numbers and paired surrogates"
-            raise _not_allowed(str(error), allowed, "payload" if binary is None else "payload_base64") from error
+            raise not_allowed(str(error), allowed, "payload" if binary is None else "payload_base64") from error
 
 
 def payload_of(payload: bytes | None, binary: bytes | None, content_type: str | None) -> tuple[bytes, str]:
@@ -395,17 +407,33 @@ def _up(seconds: float, per_second: int) -> int:
     return math.ceil(round(seconds * per_second, 3))
 
 
-def _ms(seconds: float | None) -> int | None:
+def ms_of(seconds: float | None) -> int | None:
+    """Whole milliseconds, rounded up."""
     return None if seconds is None else _up(seconds, 1000)
 
 
-def _without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that were given."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _differing(value: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+def differing(value: msgspec.Struct, default: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a value that are not as in another one."""
     defaults = asdict(default)
     return {name: given for name, given in asdict(value).items() if given != defaults[name]}
+
+
+def content_of(spec: TaskSpec) -> dict[str, Any]:
+    """What a specification says beyond the defaults, JSON as what it means."""
+    content = differing(spec, _SPEC)
+    content["retry"] = differing(spec.retry, _RETRY)
+    content["payload"] = check_json(spec.payload) if is_json(spec.content_type) else spec.payload
+    return content
+
+
+def fingerprint_of(content: Mapping[str, Any]) -> str:
+    """The same for the same content."""
+    return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
 # --- from bytes -------------------------------------------------------------------------------------------------------
@@ -420,12 +448,18 @@ class _Bulk(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse_submission(body: bytes) -> Submission:
     """The submission of a JSON body. Raises Refused, with an error for each field that is wrong."""
-    return _model(Submission, _decoded(body, _Fields, _ENVELOPE_DEPTH))
+    return model_of(Submission, fields_of_body(body))
 
 
 def parse_update(body: bytes) -> Update:
     """The update of a JSON body. Raises Refused, with an error for each field that is wrong."""
-    return _model(Update, _decoded(body, _Fields, _ENVELOPE_DEPTH))
+    return model_of(Update, fields_of_body(body))
+
+
+def fields_of_body(body: bytes) -> Mapping[str, msgspec.Raw]:
+    """The fields of a JSON body, not yet looked into. Raises Refused."""
+    fields: _Fields = _decoded(body, _Fields, _ENVELOPE_DEPTH)
+    return fields
 
 
 def split_bulk(body: bytes) -> Sequence[Mapping[str, msgspec.Raw]]:
@@ -439,7 +473,7 @@ def split_bulk(body: bytes) -> Sequence[Mapping[str, msgspec.Raw]]:
 def parse_item(item: Mapping[str, msgspec.Raw]) -> Submission | Refusal:
     """The submission of one item of a bulk body, or why it is refused."""
     try:
-        return _model(Submission, item)
+        return model_of(Submission, item)
     except Refused as refused:
         return refused.refusal
 
@@ -461,9 +495,14 @@ def _decoded(body: bytes, shape: Any, depth: int) -> Any:
         raise invalid("body", str(error), "a JSON object") from error
 
 
-def _model(model: type[_Model], fields: Mapping[str, msgspec.Raw]) -> _Model:
-    values = {name: bytes(raw) if name == "payload" else _value(name, raw) for name, raw in fields.items()}
-    return validated(model, values)
+def model_of(model: type[_Model], fields: Mapping[str, msgspec.Raw]) -> _Model:
+    """The model of the fields of a JSON body. Raises Refused, with an error for each field that is wrong."""
+    return validated(model, values_of(fields))
+
+
+def values_of(fields: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """What the fields of a JSON body mean; the payload stays as it is. Raises Refused."""
+    return {name: bytes(raw) if name == "payload" else _value(name, raw) for name, raw in fields.items()}
 
 
 def _value(name: str, raw: msgspec.Raw) -> Any:
