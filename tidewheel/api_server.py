@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from scheduler.api.health import Health
     from scheduler.service import TaskService
+    from scheduler.timer_report import TimersView
 
 PART = "api"
 START_S = 60.0  # until it answers
@@ -43,6 +44,7 @@ class ApiServer:
         health: Callable[[], Health],
         metrics: CollectorRegistry,
         readiness: Callable[[], Health] | None = None,
+        timers: Callable[[], TimersView] | None = None,
     ) -> None:
         """Listen, and return once it answers; `port` is then the real one. Fatal: the port cannot be had."""
         import uvicorn  # with the API's framework half of the time of `import tidewheel`, which workers do not need
@@ -57,6 +59,7 @@ class ApiServer:
             metrics=metrics,
             version=__version__,
             readiness=readiness,
+            timers=timers,
         )
         listener = listen(self.host, self.port, "--port")
         config = uvicorn.Config(api, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S)

@@ -18,6 +18,7 @@ import structlog
 
 from infra.kafka.topics import TopicAdmin
 from scheduler.api.health import Health, PartHealth
+from scheduler.timer_report import TimersView
 from schemas.errors import Retriable
 from tidewheel.brokers import BrokerWatch, check_topics
 from tidewheel.clock import SteadyClock
@@ -164,7 +165,12 @@ class Node:
         if health.port is None:
             return
         self.operating = OperatingServer(
-            health.host, health.port, liveness=self.liveness, readiness=self.readiness, metrics=self._metrics
+            health.host,
+            health.port,
+            liveness=self.liveness,
+            readiness=self.readiness,
+            metrics=self._metrics,
+            timers=self._timers,
         )
         self._files.callback(self.operating.stop)
 
@@ -182,6 +188,9 @@ class Node:
         if self._parts.stopping.is_set():
             parts.append(PartHealth(name="stop", is_ok=False, detail="it is being stopped"))
         return Health(parts=tuple(parts))
+
+    def _timers(self) -> TimersView | None:
+        return next((view for role in tuple(self._started) if (view := role.timers()) is not None), None)
 
     def _metrics(self) -> bytes:
         return exposition(registry_of(*(one for role in tuple(self._started) for one in role.collectors())))

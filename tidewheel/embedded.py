@@ -26,6 +26,7 @@ from scheduler.ports import TopicPartition
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.service import ServiceSettings, TaskService
+from scheduler.timer_report import timers_of
 from schemas.errors import Fatal
 from schemas.topics import TASK_EVENTS
 from tidewheel.api_server import ApiServer
@@ -274,7 +275,13 @@ class Engine:
 
     def _start_api(self, port: int) -> None:
         self._api = ApiServer(self.settings.host, port)
-        self._api.start(self._parts, self.service, health=self.health, metrics=self.metrics)
+        self._api.start(
+            self._parts,
+            self.service,
+            health=self.health,
+            metrics=self.metrics,
+            timers=lambda: timers_of(self.runtime, self.clock.now_us()),
+        )
         self.settings = msgspec.structs.replace(self.settings, port=self._api.port)
 
     def _start_log_server(self, path: Path) -> bool:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduler.gateway import Gateway
+from scheduler.lateness import BOUNDS_S, Histogram, sum_of
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
+from scheduler.timer_report import waiting_by_level
 from workers.runtime import WorkerRuntime
 
 if TYPE_CHECKING:
@@ -63,6 +66,43 @@ class SchedulerMetrics(Collector):
         for (queue, priority), count in depth.items():
             metric.add_metric([queue, priority], count)
         return metric
+
+
+class TimerMetrics(Collector):
+    """What waits for its time in the shards of a process, and how late the last ones were."""
+
+    def __init__(self, runtime: SchedulerRuntime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterable[Metric]:
+        """One scrape."""
+        hosts = list(self._runtime.hosts.values())
+        waiting = GaugeMetricFamily(
+            "tidewheel_timers_waiting",
+            "Tasks that wait for their time, in memory and about how many by level of the delay wheel.",
+            labels=["level"],
+        )
+        for level, count in waiting_by_level(hosts).items():
+            waiting.add_metric(["memory" if level is None else str(level)], count)
+        yield waiting
+        yield _histogram(
+            "tidewheel_timer_lateness_seconds",
+            "From when a task is due until it is released, in the log.",
+            sum_of([host.release_lateness.histogram() for host in hosts]),
+        )
+        schedules = sum(len(host.shard.state.schedules) for host in hosts)
+        yield GaugeMetricFamily("tidewheel_schedules", "Schedules of the shards of this process.", schedules)
+        yield _histogram(
+            "tidewheel_cron_drift_seconds",
+            "From a nominal time until its run is decided, in the log; of schedules without jitter.",
+            sum_of([host.fire_lateness.histogram() for host in hosts]),
+        )
+
+
+def _histogram(name: str, documentation: str, found: Histogram) -> Metric:
+    bounds = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(found.counts), strict=True))
+    return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=found.sum_us / 1e6)
 
 
 class ReadyTopicMetrics(Collector):
@@ -152,7 +192,10 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
 def engine_metrics(engine: Engine) -> CollectorRegistry:
     """A registry that holds the metrics of one engine."""
     return registry_of(
-        SchedulerMetrics(engine.runtime), ViewMetrics(engine.view_lag), WorkerMetrics(lambda: engine.worker)
+        SchedulerMetrics(engine.runtime),
+        TimerMetrics(engine.runtime),
+        ViewMetrics(engine.view_lag),
+        WorkerMetrics(lambda: engine.worker),
     )
 
 

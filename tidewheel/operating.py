@@ -1,7 +1,7 @@
-"""What operators and supervisors ask a process: /healthz, /readyz and /metrics, on a port of their own.
+"""What operators and supervisors ask a process: /healthz, /readyz, /metrics and /timers, on a port of their own.
 
 Alive is a process whose loops go on; one that is not should be started again. Ready is one that does its work now; one
-that is not should be waited for, or be sent nothing.
+that is not should be waited for, or be sent nothing. /timers tells what waits for its time, if the process has shards.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 
 from scheduler.api.health import Health, health_view
+from scheduler.timer_report import TimersView
 from schemas.errors import Fatal
 
 REQUEST_S = 5.0  # for one request, so that a client that says nothing does not keep a thread
@@ -33,6 +34,7 @@ class OperatingServer:
         liveness: Callable[[], Health],
         readiness: Callable[[], Health],
         metrics: Callable[[], bytes],
+        timers: Callable[[], TimersView | None] = lambda: None,
     ) -> None:
         """Listen; port 0 is any that is free. Fatal: the port cannot be had."""
 
@@ -47,8 +49,11 @@ class OperatingServer:
                         self._tell(readiness())
                     case "/metrics":
                         self._answer(200, _TEXT, metrics())
+                    case "/timers" if (view := timers()) is not None:
+                        self._answer(200, _JSON, msgspec.json.encode(view))
                     case _:
-                        self._answer(404, _JSON, b'{"detail":"there are /healthz, /readyz and /metrics"}')
+                        there = "/healthz, /readyz and /metrics; /timers where a process has shards"
+                        self._answer(404, _JSON, msgspec.json.encode({"detail": f"there are {there}"}))
 
             def _tell(self, health: Health) -> None:
                 self._answer(503 if health.reasons else 200, _JSON, msgspec.json.encode(health_view(health)))

@@ -20,6 +20,7 @@ from scheduler.host import Phase, RuntimeSettings
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.service import LiveTasks, ServiceSettings, TaskService
+from scheduler.timer_report import TimersView, timers_of
 from schemas.codec import Codec
 from schemas.errors import Fatal
 from schemas.topics import REPLIES
@@ -37,6 +38,7 @@ from tidewheel.metrics import (
     ProjectorMetrics,
     ReadyTopicMetrics,
     SchedulerMetrics,
+    TimerMetrics,
     ViewMetrics,
     WorkerMetrics,
     registry_of,
@@ -126,6 +128,10 @@ class Role:
         """What those who start it want to know of it."""
         return {}
 
+    def timers(self) -> TimersView | None:
+        """What waits for its time in its shards; None: it has nothing to do with shards."""
+        return None
+
     def collectors(self) -> tuple[Collector, ...]:
         """Its metrics."""
         raise NotImplementedError
@@ -172,9 +178,17 @@ class SchedulerRole(Role):
             detail += f"; tasks of {topic} wait: {reason}"
         return PartHealth(name=self.name, is_ok=is_ok, detail=detail)
 
+    def timers(self) -> TimersView:
+        """Of the shards."""
+        return timers_of(self.runtime, self._clock.now_us())
+
     def collectors(self) -> tuple[Collector, ...]:
         """Of the shards."""
-        return (SchedulerMetrics(self.runtime), ReadyTopicMetrics(self._log.held_topics))
+        return (
+            SchedulerMetrics(self.runtime),
+            TimerMetrics(self.runtime),
+            ReadyTopicMetrics(self._log.held_topics),
+        )
 
 
 class ProjectorRole(Role):
@@ -236,10 +250,18 @@ class ApiRole(Role):
     brings_work = True
     parts = (API_PART,)
 
-    def __init__(self, app: App | None = None, shards: Callable[[], LiveTasks] = NoShards) -> None:
-        """The tasks of `app` are submitted here, in this process; `shards` answers for tasks that live in it."""
+    def __init__(
+        self,
+        app: App | None = None,
+        shards: Callable[[], LiveTasks] = NoShards,
+        timers: Callable[[], TimersView] | None = None,
+    ) -> None:
+        """The tasks of `app` are submitted here, in this process; `shards` answers for tasks that live in it.
+
+        With shards in the process `timers` tells what waits in them.
+        """
         super().__init__()
-        self._app, self._shards = app, shards
+        self._app, self._shards, self._timers = app, shards, timers
 
     def _open(self, shared: Shared, files: ExitStack) -> None:
         settings = shared.settings
@@ -273,6 +295,7 @@ class ApiRole(Role):
             health=lambda: Health(parts=(self.liveness(self._stalled_s),)),
             metrics=registry_of(*self.collectors()),
             readiness=lambda: Health(parts=(self.readiness(self._stalled_s), self._brokers.readiness())),
+            timers=self._timers,
         )
         if self._app is not None:
             self._app.use(LocalBackend(self._service))

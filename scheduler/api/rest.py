@@ -22,6 +22,7 @@ from scheduler.api.documents import describe, documented, reference
 from scheduler.api.guard import Guard, UnsupportedMediaType, read_json, read_json_if_any
 from scheduler.api.health import Health, HealthView, health_view
 from scheduler.api.problem import Problem, http_problem, problem_of, problem_response, refusal_response
+from scheduler.api.timers import timer_routes
 from scheduler.instants import INSTANT_RULE, parse_instant
 from scheduler.ports import TaskFilter
 from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
@@ -45,6 +46,7 @@ from scheduler.submission import (
     split_bulk,
 )
 from scheduler.task_view import TaskView
+from scheduler.timer_report import TimersView
 from schemas.limits import BODY_MAX, BULK_BODY_MAX, BULK_MAX, PAGE_MAX
 from schemas.messages import Priority, Status
 
@@ -81,6 +83,7 @@ _ANSWERS: tuple[type, ...] = (
     ChangedView,
     RedriveAllView,
     HealthView,
+    TimersView,
 )
 
 
@@ -92,10 +95,11 @@ def create_api(
     metrics: CollectorRegistry,
     version: str = "0",
     readiness: Callable[[], Health] | None = None,
+    timers: Callable[[], TimersView] | None = None,
 ) -> FastAPI:
     """The API over a service. `health`, `readiness` and `schema_answer` answer at once; /metrics shows `metrics`.
 
-    Without `readiness` a process that is well is ready.
+    Without `readiness` a process that is well is ready; without `timers` it hosts no shards.
     """
     app = FastAPI(
         title="tidewheel",
@@ -109,6 +113,8 @@ def create_api(
     app.include_router(_dead_letter_routes(service))
     app.include_router(_operating_routes(health, readiness or health, metrics))
     app.include_router(_schema_routes(schema_answer))
+    if timers is not None:
+        app.include_router(timer_routes(timers))
     app.add_middleware(Guard)
     app.add_exception_handler(Refused, _on_refused)
     app.add_exception_handler(HTTPException, _on_http_exception)

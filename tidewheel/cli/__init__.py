@@ -28,6 +28,7 @@ _COMMANDS = {
     "list": Lazy("tasks:list_tasks", "List tasks, newest first."),
     "cancel": Lazy("tasks:cancel", "Stop tasks, waiting or running."),
     "dlq": Lazy("dead_letters:dlq", "Dead letters: tasks that used up their attempts."),
+    "timers": Lazy("timers:timers", "Show what waits for its time, and how late the last ones were."),
     "scheduler": Lazy("cluster:scheduler", "Run a scheduler of a cluster."),
     "projector": Lazy("cluster:projector", "Run a projector of a cluster."),
     "api": Lazy("cluster:api", "Run an API process of a cluster."),

@@ -112,7 +112,7 @@ def run_all(
     loaded = _loaded(config, log_level, log_json, given)
     application = _application(app, loaded.settings)
     shards = SchedulerRole()
-    roles: list[Role] = [shards, ProjectorChildRole(loaded), ApiRole(application, live_of(shards))]
+    roles: list[Role] = [shards, ProjectorChildRole(loaded), ApiRole(application, live_of(shards), shards.timers)]
     if app is not None:
         roles.append(WorkerRole(with_tasks(application, app), app))
     return _run("all", loaded, roles, json)
