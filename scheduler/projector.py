@@ -1,8 +1,9 @@
-"""The projector folds the events into the view: what readers see of tasks, their attempts and results.
+"""The projector folds the events into the view: what readers see of tasks, their attempts, results, and of schedules.
 
 It never decides and never writes an event. Where an event leads is what `core.task.evolve` says; here is added what
-only readers want: results, attempts, the time of the end. Position and rows are one write, so nothing is applied twice,
-and a view that was thrown away comes out the same, of all tasks whose events the log still holds from the first on.
+only readers want: results, attempts, the time of the end. The fold of schedules is in `schedule_fold`. Position and
+rows are one write, so nothing is applied twice, and a view that was thrown away comes out the same, of all tasks and
+schedules whose events the log still holds from the first on.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import structlog
 from msgspec import UNSET
 
+from scheduler.core.schedule import SCHEDULE_BODIES
 from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
 from scheduler.ports import (
     AttemptOutcome,
@@ -28,15 +30,18 @@ from scheduler.ports import (
     Position,
     Reader,
     Record,
+    ScheduleChange,
     TaskChange,
     TaskRow,
     TopicPartition,
     View,
 )
+from scheduler.schedule_fold import Gone, schedule_changes_of
 from schemas.codec import Codec
 from schemas.errors import DecodeError, Fatal, Retriable, Undecodable, UnknownSchema
 from schemas.messages import (
     Event,
+    Schedule,
     ShardOpened,
     Status,
     Task,
@@ -63,8 +68,11 @@ LINGER_FULL = 60  # events of one step that make it wait the longest
 LAG_EVERY_S = 1.0  # how often a projector without news makes sure that there are none
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
+SCHEDULES_KNOWN_MAX = 10_000  # the same of schedules, each of which takes some kilobytes
 # An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
 DOUBLED_WITHIN = 10_000
+
+_What = TypeVar("_What")  # what is remembered of an entity
 
 _log = structlog.get_logger(__name__)
 
@@ -235,6 +243,15 @@ def _linger_s(applied: int) -> float:
     return LINGER_S + (LINGER_S_MAX - LINGER_S) * min(1.0, applied / LINGER_FULL)
 
 
+class _Valid(NamedTuple):
+    """The events that count, the highest epoch opened up to their end, and what is passed over with its reason."""
+
+    tasks: list[tuple[Record, Event]]
+    schedules: list[tuple[Record, Event]]
+    epoch: int
+    skipped: list[Skipped]
+
+
 class _Write(NamedTuple):
     """What is on its way to the view, and what there is to say when it has arrived."""
 
@@ -274,6 +291,7 @@ class Projector:
         self._applied: dict[int, int] = {}
         self._resumed_at: dict[int, int] = {}
         self._known: OrderedDict[str, Known] = OrderedDict()
+        self._schedules: OrderedDict[str, Schedule | Gone] = OrderedDict()
         self._write: _Write | None = None
         self._is_astray = False  # something failed: what was folded is not what is applied
         self._monotonic = monotonic
@@ -369,9 +387,9 @@ class Projector:
         except Retriable:
             self._is_astray = True
             raise
-        for partition, _, position in write.batches:
-            if partition in self._applied:  # it may have gone to another in the meantime
-                self._applied[partition] = position.next_offset
+        for batch in write.batches:
+            if batch.partition in self._applied:  # it may have gone to another in the meantime
+                self._applied[batch.partition] = batch.position.next_offset
         self._note(write.skipped)
         self._moved_at = self._monotonic()
         return True
@@ -411,7 +429,7 @@ class Projector:
         for partition in lost:
             del self._folded[partition], self._applied[partition]
         if lost:
-            self._known.clear()
+            self._forget()
         came = assigned - self._applied.keys()
         if came:
             self._settle()  # it may be of one that we gave up just now
@@ -420,9 +438,13 @@ class Projector:
     def _start_over(self) -> None:
         """Go on where the view stands, whatever was on its way."""
         self._settle()
-        self._known.clear()
+        self._forget()
         self._begin(sorted(self._applied))
         self._is_astray = False
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._schedules.clear()
 
     def _begin(self, partitions: Iterable[int]) -> None:
         at = self._view.positions()
@@ -440,19 +462,31 @@ class Projector:
 
     def _fold(self, partition: int, records: list[Record]) -> tuple[Batch, list[Skipped]]:
         """What the records do to rows, and which of them do nothing."""
-        events, epoch, skipped = self._valid(records, self._folded[partition].epoch)
-        known = self._known_before(events)
-        fold = changes_of((event for _, event in events), known)
-        self._remember(known)
-        position = self._folded[partition] = Position(records[-1].offset + 1, epoch)
-        skipped += [
-            Skipped(f"{event.entity_id} version {event.version}", "illegal", why) for event, why in fold.refused
+        valid = self._valid(records, self._folded[partition].epoch)
+        known = self._known_before(valid.tasks)
+        fold = changes_of((event for _, event in valid.tasks), known)
+        _remember(self._known, known, KNOWN_MAX)
+        schedules, refused = self._fold_schedules(valid.schedules)
+        position = self._folded[partition] = Position(records[-1].offset + 1, valid.epoch)
+        skipped = valid.skipped + [
+            Skipped(f"{event.entity_id} version {event.version}", "illegal", why)
+            for event, why in (*fold.refused, *refused)
         ]
-        return Batch(partition, fold.changes, position), skipped
+        return Batch(partition, fold.changes, position, schedules), skipped
 
-    def _valid(self, records: list[Record], epoch: int) -> tuple[list[tuple[Record, Event]], int, list[Skipped]]:
-        """The events that count, the highest epoch opened up to their end, and what is passed over with its reason."""
-        events: list[tuple[Record, Event]] = []
+    def _fold_schedules(
+        self, events: list[tuple[Record, Event]]
+    ) -> tuple[Sequence[ScheduleChange], list[tuple[Event, str]]]:
+        if not events:
+            return (), []
+        known = self._schedules_before(events)
+        fold = schedule_changes_of((event for _, event in events), known)
+        _remember(self._schedules, known, SCHEDULES_KNOWN_MAX)
+        return fold.changes, fold.refused
+
+    def _valid(self, records: list[Record], epoch: int) -> _Valid:
+        tasks: list[tuple[Record, Event]] = []
+        schedules: list[tuple[Record, Event]] = []
         skipped: list[Skipped] = []
         for record in records:
             try:
@@ -467,40 +501,49 @@ class Projector:
                 skipped.append(Skipped(f"offset {record.offset}", "void", why))
             elif isinstance(event.body, ShardOpened):
                 epoch = event.epoch
+            elif type(event.body) in SCHEDULE_BODIES:
+                schedules.append((record, event))
             else:
-                events.append((record, event))
-        return events, epoch, skipped
+                tasks.append((record, event))
+        return _Valid(tasks, schedules, epoch, skipped)
 
     def _known_before(self, events: list[tuple[Record, Event]]) -> dict[str, Known]:
         """The tasks of `events` as the view has them; tasks that begin here are absent."""
-        known: dict[str, Known] = {}
-        unknown: list[str] = []
-        looked_at: set[str] = set()
-        for record, event in events:
-            task_id = event.entity_id
-            if event.version == 0 or task_id in looked_at:
-                continue
-            looked_at.add(task_id)
-            found = self._known.get(task_id)
-            if found is not None:
-                known[task_id] = found
-            elif event.version > 1 or self._may_be_doubled(record):
-                unknown.append(task_id)
+        known, unknown = self._split(events, self._known)
         if unknown:
             known |= {task_id: known_of(row) for task_id, row in self._view.rows(unknown).items()}
         return known
+
+    def _schedules_before(self, events: list[tuple[Record, Event]]) -> dict[str, Schedule | Gone]:
+        """The same of schedules."""
+        known, unknown = self._split(events, self._schedules)
+        if unknown:
+            known |= self._view.schedule_rows(unknown)
+        return known
+
+    def _split(
+        self, events: list[tuple[Record, Event]], remembered: Mapping[str, _What]
+    ) -> tuple[dict[str, _What], list[str]]:
+        """What is remembered of the entities of `events`, and which others may be in the view."""
+        known: dict[str, _What] = {}
+        unknown: list[str] = []
+        looked_at: set[str] = set()
+        for record, event in events:
+            entity_id = event.entity_id
+            if event.version == 0 or entity_id in looked_at:
+                continue
+            looked_at.add(entity_id)
+            found = remembered.get(entity_id)
+            if found is not None:
+                known[entity_id] = found
+            elif event.version > 1 or self._may_be_doubled(record):
+                unknown.append(entity_id)
+        return known, unknown
 
     def _may_be_doubled(self, record: Record) -> bool:
         """Whether the first of two equal records may lie before the place where this projector began."""
         resumed_at = self._resumed_at[record.partition]
         return resumed_at > 0 and record.offset < resumed_at + DOUBLED_WITHIN
-
-    def _remember(self, known: dict[str, Known]) -> None:
-        for task_id, now in known.items():
-            self._known[task_id] = now
-            self._known.move_to_end(task_id)
-        while len(self._known) > KNOWN_MAX:
-            self._known.popitem(last=False)
 
     def _note(self, skipped: list[tuple[int, Skipped]]) -> None:
         """Count what was passed over, and say so once for each reason: a stale owner may have written thousands."""
@@ -512,6 +555,14 @@ class Projector:
             _log.warning(
                 "events_skipped", reason=reason, count=count, partition=partition, first=one.where, detail=one.detail
             )
+
+
+def _remember(remembered: OrderedDict[str, _What], known: Mapping[str, _What], size_max: int) -> None:
+    for entity_id, now in known.items():
+        remembered[entity_id] = now
+        remembered.move_to_end(entity_id)
+    while len(remembered) > size_max:
+        remembered.popitem(last=False)
 
 
 def _place(record: Record) -> tuple[int, int]:

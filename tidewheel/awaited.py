@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from scheduler.ports import Batch, Position, TaskFilter, TaskPage, TaskRow, View
+from scheduler.ports import Batch, Position, ScheduleFilter, SchedulePage, TaskFilter, TaskPage, TaskRow, View
 from schemas.errors import Retriable, TidewheelIOError
+from schemas.messages import Schedule
 
 RETRY_S = 1.0  # between tries to connect
 REPEAT_LOG_S = 10.0  # between two lines that say why it is not connected
@@ -96,6 +97,18 @@ class AwaitedView:
     def count(self, wanted: TaskFilter) -> int:
         """How many rows match."""
         return self._there().count(wanted)
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        """A schedule."""
+        return self._there().schedule(schedule_id)
+
+    def schedule_rows(self, schedule_ids: Iterable[str]) -> Mapping[str, Schedule]:
+        """Several schedules."""
+        return self._there().schedule_rows(schedule_ids)
+
+    def schedules(self, wanted: ScheduleFilter, limit: int, cursor: str | None = None) -> SchedulePage:
+        """A page of schedules."""
+        return self._there().schedules(wanted, limit, cursor)
 
     def close(self) -> None:
         """Connect no more, and close what is connected; idempotent."""

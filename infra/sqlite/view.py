@@ -1,6 +1,7 @@
 """Status in a SQLite file that follows from the events. Thrown away, it is made again from those that are kept.
 
-A row is the message-packed `TaskRow` with its attempts, beside the columns that lists filter by. `apply` reads the
+A row is the message-packed `TaskRow` with its attempts, beside the columns that lists filter by; of a schedule, the
+`Schedule`. `apply` reads the
 rows that its changes touch with one statement, merges, and writes them with a few of many rows each: among busy threads
 the number of statements and rows counts, not their size. Readers have connections of their own and are not stopped by
 the writer.
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from infra.cursors import cursor_of, key_of, parse_cursor
 from infra.sqlite.database import (
     MEMORY,
     Connection,
@@ -31,18 +33,38 @@ from infra.sqlite.database import (
     translated,
     values,
 )
-from scheduler.ports import AttemptRow, Batch, Position, TaskChange, TaskFilter, TaskPage, TaskRow
+from scheduler.ports import (
+    AttemptRow,
+    Batch,
+    Position,
+    ScheduleChange,
+    ScheduleFilter,
+    SchedulePage,
+    TaskChange,
+    TaskFilter,
+    TaskPage,
+    TaskRow,
+)
 from schemas.errors import Fatal, Retriable
-from schemas.messages import Status
+from schemas.messages import Schedule, Status
 
 READERS_MAX = 8  # connections for reading at the same time; more threads than that wait for one
 WAIT_MAX_S = 10.0  # for a connection, or for the moment in which a rebuilt view takes its place
 ATTEMPTS_SHOWN_MAX = 100  # newest attempts that a row keeps; the events have them all
 
-_FORMAT = 1
+_FORMAT = 2  # 1 had no schedules
+# The index has all that lists of schedules filter by: of a million, those that do not match are passed over in it.
+_SCHEDULES = """
+CREATE TABLE IF NOT EXISTS schedules (
+    schedule_id TEXT PRIMARY KEY, tenant_id TEXT NOT NULL, name TEXT NOT NULL, is_paused INTEGER NOT NULL,
+    declared_by TEXT, body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS schedules_by_name ON schedules (tenant_id, name, schedule_id, is_paused, declared_by);
+"""
 # Every index is paid for by every task, so there are few. They leave out what most of a table has: tasks that
 # succeeded, the default queue and tenant. Of those, as of a task type, the newest are found by time.
-_SCHEMA = """
+_SCHEMA = f"""
+{_SCHEDULES}
 CREATE TABLE tasks (
     task_id TEXT PRIMARY KEY, created_at INTEGER NOT NULL, tenant_id TEXT NOT NULL, queue TEXT NOT NULL,
     task_type TEXT NOT NULL, priority TEXT NOT NULL, status TEXT NOT NULL, is_dead_letter INTEGER NOT NULL,
@@ -64,7 +86,12 @@ created_at = excluded.created_at, tenant_id = excluded.tenant_id, queue = exclud
 task_type = excluded.task_type, priority = excluded.priority, status = excluded.status,
 is_dead_letter = excluded.is_dead_letter, body = excluded.body
 """
+_SCHEDULE_COLUMNS = 6
+_WRITE_SCHEDULES = "INSERT OR REPLACE INTO schedules VALUES {}"
+_DELETE_SCHEDULES = "DELETE FROM schedules WHERE schedule_id IN (SELECT value FROM json_each(?))"
+_READ_SCHEDULES = "SELECT schedule_id, body FROM schedules WHERE schedule_id IN (SELECT value FROM json_each(?))"
 _encode = msgspec.msgpack.Encoder().encode
+_decode_schedule = msgspec.msgpack.Decoder(Schedule).decode
 _decode_task = msgspec.msgpack.Decoder(TaskRow).decode
 _json = msgspec.json.Encoder().encode
 
@@ -100,8 +127,11 @@ class SqliteView:
             for part in chunks(rows, _COLUMNS):
                 sql = _WRITE_TASKS.format(values(len(part), _COLUMNS))
                 connection.execute(sql, [value for row in part for value in row])
-            for partition, _, position in news:
-                connection.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (partition, *position))
+            _write_schedules(connection, [change for batch in news for change in batch.schedules])
+            for batch in news:
+                connection.execute(
+                    "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (batch.partition, *batch.position)
+                )
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet."""
@@ -117,14 +147,14 @@ class SqliteView:
         """A page of rows, by created_at descending then task_id. ValueError: the cursor is not one of ours."""
         conditions, parameters = _where(wanted)
         if cursor is not None:
-            created_at, task_id = _parse_cursor(cursor)
+            created_at, task_id = _parse_task_cursor(cursor)
             conditions += ["created_at <= ?", "(created_at < ? OR task_id > ?)"]
             parameters += [created_at, created_at, task_id]
         sql = f"SELECT body FROM tasks {_clause(conditions)} ORDER BY created_at DESC, task_id LIMIT ?"
         with self._reading() as connection:
             found = connection.execute(sql, (*parameters, limit + 1)).fetchall()
         rows = [replace(_decode_task(body), attempts=()) for (body,) in found[:limit]]
-        return TaskPage(rows, _cursor(rows[-1]) if len(found) > limit else None)
+        return TaskPage(rows, _task_cursor(rows[-1]) if len(found) > limit else None)
 
     def count(self, wanted: TaskFilter) -> int:
         """How many rows match."""
@@ -132,6 +162,29 @@ class SqliteView:
         with self._reading() as connection:
             (found,) = connection.execute(f"SELECT count(*) FROM tasks {_clause(conditions)}", parameters).fetchone()
         return int(found)
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        """A schedule as its events left it, without `due` and `running`; None: there is none, or none yet."""
+        return self.schedule_rows((schedule_id,)).get(schedule_id)
+
+    def schedule_rows(self, schedule_ids: Iterable[str]) -> dict[str, Schedule]:
+        """Several schedules by their ids, without those that it does not have."""
+        with self._reading() as connection:
+            found = connection.execute(_READ_SCHEDULES, (_text(list(schedule_ids)),)).fetchall()
+        return {schedule_id: _decode_schedule(body) for schedule_id, body in found}
+
+    def schedules(self, wanted: ScheduleFilter, limit: int, cursor: str | None = None) -> SchedulePage:
+        """A page of schedules, by tenant_id, name, schedule_id ascending. ValueError: the cursor is not ours."""
+        conditions, parameters = _where_schedules(wanted)
+        if cursor is not None:
+            conditions.append("(tenant_id, name, schedule_id) > (?, ?, ?)")
+            parameters += parse_cursor(cursor)
+        order = "ORDER BY tenant_id, name, schedule_id LIMIT ?"
+        sql = f"SELECT body FROM schedules {_clause(conditions)} {order}"
+        with self._reading() as connection:
+            found = connection.execute(sql, (*parameters, limit + 1)).fetchall()
+        rows = [_decode_schedule(body) for (body,) in found[:limit]]
+        return SchedulePage(rows, cursor_of(key_of(rows[-1])) if len(found) > limit else None)
 
     def fresh(self) -> SqliteView:
         """An empty view beside this one, to be filled and then put in its place with `replace_with`."""
@@ -163,6 +216,7 @@ class SqliteView:
     def _open(self) -> Connection:
         writer = connect(self._path, Synchronous.NORMAL)
         try:
+            _migrate(writer, self._path)
             install(writer, self._path, _SCHEMA, _FORMAT)
         except BaseException:
             writer.close()
@@ -247,6 +301,26 @@ class _Gate:
             raise Retriable(f"the view was busy for {WAIT_MAX_S} s: try later")
 
 
+def _migrate(connection: Connection, path: str | Path) -> None:
+    """Bring a file of an older release up to this one's format; rows stay."""
+    with translated(path):
+        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        if found == 1:
+            connection.executescript(f"BEGIN IMMEDIATE;\n{_SCHEDULES}\nPRAGMA user_version = {_FORMAT};\nCOMMIT;")
+
+
+def _write_schedules(connection: Connection, changes: Sequence[ScheduleChange]) -> None:
+    if not changes:
+        return
+    rows = [_schedule_columns(change.schedule) for change in changes if change.schedule is not None]
+    for part in chunks(rows, _SCHEDULE_COLUMNS):
+        sql = _WRITE_SCHEDULES.format(values(len(part), _SCHEDULE_COLUMNS))
+        connection.execute(sql, [value for row in part for value in row])
+    gone = [change.schedule_id for change in changes if change.schedule is None]
+    if gone:
+        connection.execute(_DELETE_SCHEDULES, (_text(gone),))
+
+
 class _Merge:
     """Changes merged with the rows that they touch."""
 
@@ -304,6 +378,11 @@ def _task_columns(row: TaskRow) -> tuple[Any, ...]:
     )
 
 
+def _schedule_columns(row: Schedule) -> tuple[Any, ...]:
+    spec = row.spec
+    return (row.schedule_id, spec.task.tenant_id, spec.name, row.is_paused, spec.declared_by, _encode(row))
+
+
 _LEFT_OUT = {"status = ?": Status.SUCCEEDED.value, "queue = ?": "default", "tenant_id = ?": "default"}
 
 
@@ -330,15 +409,21 @@ def _where(wanted: TaskFilter) -> tuple[list[str], list[Any]]:
     return conditions, parameters
 
 
+def _where_schedules(wanted: ScheduleFilter) -> tuple[list[str], list[Any]]:
+    given = {"tenant_id": wanted.tenant_id, "is_paused": wanted.is_paused, "declared_by": wanted.declared_by}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return [f"{name} = ?" for name in asked], list(asked.values())
+
+
 def _clause(conditions: Sequence[str]) -> str:
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _cursor(last: TaskRow) -> str:
+def _task_cursor(last: TaskRow) -> str:
     return base64.urlsafe_b64encode(f"1:{last.created_at}:{last.task_id}".encode()).decode().rstrip("=")
 
 
-def _parse_cursor(cursor: str) -> tuple[int, str]:
+def _parse_task_cursor(cursor: str) -> tuple[int, str]:
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
         version, created_at, task_id = text.split(":", 2)

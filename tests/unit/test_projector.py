@@ -17,7 +17,7 @@ from infra.sqlite import SqliteLogStorage, SqliteView
 from infra.topics import embedded_catalog
 from scheduler.core.task import evolve
 from scheduler.ports import AttemptOutcome, Batch, Entry, Position, TaskRow, TopicPartition, View
-from scheduler.projector import BATCH_MAX, KNOWN_MAX, Known, Projector, changes_of
+from scheduler.projector import BATCH_MAX, KNOWN_MAX, Known, Projector, _remember, changes_of
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable
 from schemas.messages import (
@@ -349,7 +349,7 @@ def test_records_that_are_no_events_are_counted_and_passed_over(bench: Bench) ->
 
 
 def test_only_so_many_tasks_are_remembered(bench: Bench) -> None:
-    bench.projector._remember({f"t{i}": value for i, value in enumerate([*_many(KNOWN_MAX + 10)])})
+    _remember(bench.projector._known, {f"t{i}": one for i, one in enumerate(_many(KNOWN_MAX + 10))}, KNOWN_MAX)
     assert len(bench.projector._known) == KNOWN_MAX
     bench.append(event(SUBMITTED, 1, task_id="t0"), event(STARTED, 2, task_id="t0"))
     bench.catch_up()
