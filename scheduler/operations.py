@@ -7,20 +7,23 @@ An operation is a generator of **steps**: what must be waited for. `await operat
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from scheduler.gateway import Answer
+from scheduler.gateway import Answer, Undecided
+from scheduler.refusals import Refusal, RefusalKind, Refused
 from schemas.errors import Retriable, TidewheelIOError
 from schemas.messages import Request
 
 T = TypeVar("T")
 
 READS_PENDING_MAX = 1_000  # reads of the view that wait for a thread; more would only wait longer
+_FIRST_PAUSES_S, _PAUSE_S_MAX = (0.002, 0.004, 0.008, 0.016, 0.032), 0.05
 VIEW_THREADS = 4  # the view's reads release the interpreter; more threads than this do not answer sooner
 
 
@@ -59,6 +62,24 @@ def read(call: Callable[[], T]) -> Steps[T]:
 def pause(seconds: float) -> Steps[None]:
     """The step that waits."""
     yield Pause(seconds)
+
+
+def pauses() -> Iterator[float]:
+    """Growing pauses between looks at a view that lags, or at what is waited for; without end."""
+    return itertools.chain(_FIRST_PAUSES_S, itertools.repeat(_PAUSE_S_MAX))
+
+
+def refusing_errors(steps: Steps[T]) -> Steps[T]:
+    """The steps, with failures of the log and the view as refusals."""
+    try:
+        return (yield from steps)
+    except TidewheelIOError as error:
+        raise Refused(refusal_of_error(error)) from error
+
+
+def refusal_of_error(error: TidewheelIOError) -> Refusal:
+    """What a failure means to the client."""
+    return Refusal(RefusalKind.UNDECIDED if isinstance(error, Undecided) else RefusalKind.UNAVAILABLE, str(error))
 
 
 class Asker(Protocol):

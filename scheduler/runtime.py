@@ -18,7 +18,7 @@ from scheduler.host import Phase, RuntimeSettings, ShardHost
 from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import shard_of
-from schemas.messages import EndedTask, Status, Task
+from schemas.messages import EndedTask, Schedule, Status, Task
 from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
@@ -65,6 +65,13 @@ class SchedulerRuntime:
         """What an active shard of this process knows of a task. Safe from any thread."""
         host = self._hosts.get(shard_of(task_id, self._shards))
         return host.shard.known(task_id) if host is not None and host.phase is Phase.ACTIVE else None
+
+    def live_schedule(self, schedule_id: str) -> Schedule | None:
+        """A schedule, or None if there is none. Safe from any thread. Raises LookupError: its shard is not here."""
+        host = self._hosts.get(shard_of(schedule_id, self._shards))
+        if host is None or host.phase is not Phase.ACTIVE:
+            raise LookupError(schedule_id)
+        return host.shard.state.schedules.get(schedule_id)
 
     def run(self, stop: threading.Event) -> None:
         """Turn the loop until `stop` is set (and `log.wake` called), then leave the group."""

@@ -17,9 +17,19 @@ from msgspec.structs import replace
 
 from scheduler.accepted import Accepted
 from scheduler.core.parking import PARKED_FROM
-from scheduler.gateway import Answer, Gateway, Undecided
+from scheduler.gateway import Answer, Gateway
 from scheduler.instants import format_instant
-from scheduler.operations import Operation, Performer, Steps, ask_all, pause, read
+from scheduler.operations import (
+    Operation,
+    Performer,
+    Steps,
+    ask_all,
+    pause,
+    pauses,
+    read,
+    refusal_of_error,
+    refusing_errors,
+)
 from scheduler.ports import Clock, Position, TaskFilter, TaskPage, TaskRow, View
 from scheduler.refusals import (
     Refusal,
@@ -31,6 +41,7 @@ from scheduler.refusals import (
     too_large,
     wrong_status,
 )
+from scheduler.schedule_service import LiveSchedules, ScheduleService
 from scheduler.submission import Submittable, Update, check_scheduled_at
 from scheduler.task_view import (
     TaskView,
@@ -62,10 +73,9 @@ from schemas.messages import (
 T = TypeVar("T")
 
 REASON_MAX = 1_024  # characters of the reason of a cancel
-_FIRST_PAUSE_S, _PAUSE_S_MAX = 0.002, 0.05  # between looks at a view that lags, or at a task that is waited for
 
 
-class LiveTasks(Protocol):
+class LiveTasks(LiveSchedules, Protocol):
     """What the shards have in memory; answers at once, from any thread."""
 
     def get(self, task_id: str) -> Task | EndedTask | None:
@@ -140,7 +150,7 @@ _Known: TypeAlias = TaskRow | EndedTask | None
 
 
 class TaskService:
-    """What can be asked of tasks."""
+    """What can be asked of tasks; `schedules` is what can be asked of schedules."""
 
     def __init__(
         self,
@@ -166,6 +176,18 @@ class TaskService:
         self._performer = performer or Performer(gateway)
         self._request_prefix = f"{random_bits(64):016x}"
         self._request_numbers = itertools.count(1)
+        self.schedules = ScheduleService(
+            self._performer,
+            view,
+            live,
+            clock=clock,
+            request_id=self._request_id,
+            shards=gateway.shards,
+            reply_to=gateway.partition,
+            payload_max=self._settings.payload_max,
+            view_wait_s=self._settings.view_wait_s,
+            monotonic=monotonic,
+        )
 
     def close(self) -> None:
         """Let the reads that are under way end."""
@@ -220,7 +242,7 @@ class TaskService:
         return self._operation(self._discard(task_id))
 
     def _operation(self, steps: Steps[T]) -> Operation[T]:
-        return Operation(self._performer, _refusing_errors(steps))
+        return Operation(self._performer, refusing_errors(steps))
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -328,7 +350,7 @@ class TaskService:
             return shown if shown is not None or accepted is None else merged(accepted, None)
         give_up_at = self._monotonic() + self._settings.view_wait_s
         row: TaskRow | None = None
-        for pause_s in _pauses():
+        for pause_s in pauses():
             if isinstance(live, Task) and is_caught_up(None, live):
                 return merged(live, None)
             row = of_same_life((yield from self._row(task_id, is_needed=False)), live)
@@ -350,7 +372,7 @@ class TaskService:
 
     def _wait(self, task_id: str, timeout_s: float) -> Steps[TaskView]:
         give_up_at = self._monotonic() + timeout_s
-        for pause_s in _pauses():
+        for pause_s in pauses():
             left_s = give_up_at - self._monotonic()
             if left_s <= 0 or not isinstance(self._live.get(task_id), Task):
                 view = yield from self._get(task_id)
@@ -424,7 +446,7 @@ class TaskService:
         """Ask the shard. Of a task in the delay wheel it wants to see what the view has, which may lag behind."""
         reply = yield from self._asked(build(None))
         give_up_at = self._monotonic() + self._settings.view_wait_s
-        for pause_s in _pauses():
+        for pause_s in pauses():
             if reply.outcome not in (Outcome.NOT_FOUND, Outcome.VIEW_BEHIND):
                 break
             row = yield from self._row(task_id, is_needed=True)
@@ -488,7 +510,7 @@ class TaskService:
     def _moved(self, task_id: str, build: Callable[[TaskRow, int], Request], allowed: set[Status]) -> Steps[Reply]:
         """Ask the shard about an ended task with what the view knows of it, again while the view lags behind."""
         give_up_at = self._monotonic() + self._settings.view_wait_s
-        for pause_s in _pauses():
+        for pause_s in pauses():
             row, offset = yield from self._ended_row(task_id, allowed)
             reply = yield from self._asked(build(row, offset))
             if reply.outcome is Outcome.ACCEPTED:
@@ -548,21 +570,9 @@ def not_found_in_queue(task_id: str) -> Refused:
     return Refused(Refusal(RefusalKind.NOT_FOUND, f"task {task_id} is not in the dead-letter queue"))
 
 
-def _refusing_errors(steps: Steps[T]) -> Steps[T]:
-    """Failures of the log and the view, as refusals."""
-    try:
-        return (yield from steps)
-    except TidewheelIOError as error:
-        raise Refused(_refusal_of_error(error)) from error
-
-
-def _refusal_of_error(error: TidewheelIOError) -> Refusal:
-    return Refusal(RefusalKind.UNDECIDED if isinstance(error, Undecided) else RefusalKind.UNAVAILABLE, str(error))
-
-
 def _submitted(request: SubmitTask, answer: Answer) -> Submitted | Refusal:
     if isinstance(answer, TidewheelIOError):
-        return _refusal_of_error(answer)
+        return refusal_of_error(answer)
     if answer.outcome not in (Outcome.ACCEPTED, Outcome.DUPLICATE):
         return refusal_of(answer)
     created_at = answer.created_at or answer.decided_at
@@ -591,9 +601,3 @@ def _changed_view(task_id: str, reply: Reply) -> ChangedView:
     return ChangedView(
         task_id=task_id, status=reply.status or Status.SUBMITTED, version=reply.version, scheduled_at=scheduled_at
     )
-
-
-def _pauses() -> itertools.chain[float]:
-    """Growing pauses, without end."""
-    growing = (_FIRST_PAUSE_S, 0.004, 0.008, 0.016, 0.032)
-    return itertools.chain(growing, itertools.repeat(_PAUSE_S_MAX))

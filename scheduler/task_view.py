@@ -134,12 +134,12 @@ def task_view(row: TaskRow, *, with_contents: bool = True) -> TaskView:
 
 
 def _with_contents(view: TaskView, row: TaskRow) -> TaskView:
-    payload, payload_base64 = _content(row.spec.payload, row.spec.content_type)
-    result, result_base64 = _content(row.result, row.result_content_type)
+    payload, payload_base64 = content_view(row.spec.payload, row.spec.content_type)
+    result, result_base64 = content_view(row.result, row.result_content_type)
     return replace(view, payload=payload, payload_base64=payload_base64, result=result, result_base64=result_base64)
 
 
-def _content(content: bytes | None, content_type: str | None) -> tuple[Raw, str | None]:
+def content_view(content: bytes | None, content_type: str | None) -> tuple[Raw, str | None]:
     """A content as JSON, or as base64 if it is none: what others wrote to the log may not be what it says."""
     if content is None:
         return _NULL, None

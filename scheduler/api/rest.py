@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -19,9 +19,11 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
 from scheduler.api.documents import describe, documented, reference
+from scheduler.api.exchange import Limit, check_query, json_response
 from scheduler.api.guard import Guard, UnsupportedMediaType, read_json, read_json_if_any
 from scheduler.api.health import Health, HealthView, health_view
 from scheduler.api.problem import Problem, http_problem, problem_of, problem_response, refusal_response
+from scheduler.api.schedules import schedule_routes
 from scheduler.api.timers import timer_routes
 from scheduler.instants import INSTANT_RULE, parse_instant
 from scheduler.ports import TaskFilter
@@ -47,7 +49,7 @@ from scheduler.submission import (
 )
 from scheduler.task_view import TaskView
 from scheduler.timer_report import TimersView
-from schemas.limits import BODY_MAX, BULK_BODY_MAX, BULK_MAX, PAGE_MAX
+from schemas.limits import BODY_MAX, BULK_BODY_MAX, BULK_MAX
 from schemas.messages import Priority, Status
 
 REGISTRY_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
@@ -104,13 +106,14 @@ def create_api(
     app = FastAPI(
         title="tidewheel",
         version=version,
-        description="Submit tasks, follow them, change them, and look after the dead-letter queue.",
+        description="Submit tasks, follow and change them; schedule them; look after the dead-letter queue.",
         redirect_slashes=False,
     )
     app.include_router(_task_routes(service))
     app.include_router(_change_routes(service))
     app.include_router(_list_routes(service))
     app.include_router(_dead_letter_routes(service))
+    app.include_router(schedule_routes(service.schedules))
     app.include_router(_operating_routes(health, readiness or health, metrics))
     app.include_router(_schema_routes(schema_answer))
     if timers is not None:
@@ -142,7 +145,7 @@ def _task_routes(service: TaskService) -> APIRouter:
         """Submit a task. 202: it is durable and will run. 200: the same submission was accepted before."""
         submission = parse_submission(await read_json(request, BODY_MAX))
         submitted = await service.submit(submission, traceparent=_traceparent(request))
-        return _json(submitted.view, 200 if submitted.is_repeat else 202)
+        return json_response(submitted.view, 200 if submitted.is_repeat else 202)
 
     @routes.post(
         "/bulk",
@@ -152,13 +155,13 @@ def _task_routes(service: TaskService) -> APIRouter:
         """Submit tasks, each accepted or refused by itself: look at each result. Refusals do not undo the others."""
         submissions = await _parse_bulk(await read_json(request, BULK_BODY_MAX))
         results = await service.submit_many(submissions, traceparent=_traceparent(request))
-        return _json(_bulk_view(results), 202)
+        return json_response(_bulk_view(results), 202)
 
     @routes.get("/{task_id}", **documented(answers={200: TaskView}, problems=(404, 503)))
     async def get(task_id: str) -> Response:
         """A task with its attempts, result and error; there from the moment this process sent its 202."""
         task = await service.get(task_id)
-        return _json(task, 200, {"ETag": f'"{task.version}"'})
+        return json_response(task, 200, {"ETag": f'"{task.version}"'})
 
     return routes
 
@@ -180,7 +183,7 @@ def _change_routes(service: TaskService) -> APIRouter:
             changed = await service.update(task_id, wanted)
         else:
             changed = await _update_if_match(service, task_id, wanted, if_match)
-        return _json(changed, 200, {"ETag": f'"{changed.version}"'})
+        return json_response(changed, 200, {"ETag": f'"{changed.version}"'})
 
     @routes.post(
         "/{task_id}/cancel",
@@ -193,7 +196,7 @@ def _change_routes(service: TaskService) -> APIRouter:
         reason = parse_fields(await read_json_if_any(request, BODY_MAX), ("reason",)).get("reason")
         if reason is not None and not isinstance(reason, str):
             raise invalid("reason", "is not a text")
-        return _json(await service.cancel(task_id, reason=reason), 200)
+        return json_response(await service.cancel(task_id, reason=reason), 200)
 
     return routes
 
@@ -263,7 +266,7 @@ def _list_routes(service: TaskService) -> APIRouter:
         cursor: str | None = None,
     ) -> Response:
         """Tasks, newest first, as the view has them (it may lag by milliseconds); without contents and attempts."""
-        _check_query(request, _LIST_QUERY)
+        check_query(request, _LIST_QUERY)
         wanted = TaskFilter(
             tenant_id=tenant_id,
             status=status,
@@ -273,12 +276,11 @@ def _list_routes(service: TaskService) -> APIRouter:
             created_from=_instant("created_from", created_from),
             created_to=_instant("created_to", created_to),
         )
-        return _json(await service.list_tasks(wanted, limit=limit, cursor=cursor), 200)
+        return json_response(await service.list_tasks(wanted, limit=limit, cursor=cursor), 200)
 
     return routes
 
 
-Limit = Annotated[int, Query(ge=1, le=PAGE_MAX)]
 _LIST_QUERY = frozenset(TaskFilter.__struct_fields__) - {"is_dead_letter"} | {"limit", "cursor"}
 
 
@@ -287,12 +289,6 @@ def _instant(field: str, text: str | None) -> int | None:
         return None if text is None else parse_instant(text)
     except ValueError as error:
         raise invalid(field, str(error), f"{INSTANT_RULE}; a + in a query is written %2B") from error
-
-
-def _check_query(request: Request, allowed: frozenset[str]) -> None:
-    for name in request.query_params:
-        if name not in allowed:
-            raise invalid(name[:128], "is not a known parameter", ", ".join(sorted(allowed)) or "no parameter")
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------------
@@ -306,19 +302,19 @@ def _dead_letter_routes(service: TaskService) -> APIRouter:
         request: Request, queue: str | None = None, limit: Limit = 50, cursor: str | None = None
     ) -> Response:
         """The dead-letter queue, newest first: of one queue, or of all."""
-        _check_query(request, frozenset({"queue", "limit", "cursor"}))
-        return _json(await service.dead_letters(queue, limit=limit, cursor=cursor), 200)
+        check_query(request, frozenset({"queue", "limit", "cursor"}))
+        return json_response(await service.dead_letters(queue, limit=limit, cursor=cursor), 200)
 
     @routes.post("/retry-all", **documented(answers={200: RedriveAllView}, problems=(422, 503)))
     async def redrive_all(request: Request, queue: str) -> Response:
         """Run all dead letters of a queue again. Not complete: call again for the rest."""
-        _check_query(request, frozenset({"queue"}))
-        return _json(await service.redrive_all(queue), 200)
+        check_query(request, frozenset({"queue"}))
+        return json_response(await service.redrive_all(queue), 200)
 
     @routes.post("/{task_id}/retry", **documented(answers={200: ChangedView}, problems=(404, 409, 503)))
     async def redrive(task_id: str) -> Response:
         """Run a DEAD or FAILED task again, with fresh attempts."""
-        return _json(await service.redrive(task_id), 200)
+        return json_response(await service.redrive(task_id), 200)
 
     @routes.delete("/{task_id}", **documented(answers={204: None}, problems=(404, 409, 503)))
     async def discard(task_id: str) -> Response:
@@ -341,13 +337,13 @@ def _operating_routes(
     async def healthz() -> Response:
         """200 while every part makes progress; 503 with the reasons otherwise."""
         view = health_view(health())
-        return _json(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
+        return json_response(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
 
     @routes.get("/readyz", **documented(answers={200: HealthView, 503: HealthView}, problems=()))
     async def readyz() -> Response:
         """Whether the process does its work now; one that does not should be sent nothing."""
         view = health_view(readiness())
-        return _json(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
+        return json_response(view, 503 if view.reasons else 200, {"Retry-After": "1"} if view.reasons else {})
 
     @routes.get("/metrics", response_class=Response)
     async def metrics_text() -> Response:
@@ -399,10 +395,6 @@ def _without_place(details: ErrorDetails) -> ErrorDetails:
 
 async def _on_media_type(_: Request, error: Exception) -> Response:
     return problem_response(http_problem(415, "the body must be JSON, with Content-Type: application/json"))
-
-
-def _json(body: msgspec.Struct, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, dict(headers or {}), media_type="application/json")
 
 
 def _traceparent(request: Request) -> str | None:

@@ -38,6 +38,7 @@ from schemas.messages import (
     EndedTask,
     ErrorKind,
     Report,
+    Schedule,
     Status,
     Task,
     TaskError,
@@ -143,6 +144,9 @@ class Surface:
 
     def get(self, task_id: str) -> Task | EndedTask | None:
         return None if task_id in self.forgotten else self.runtime.live(task_id)
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        return self.runtime.live_schedule(schedule_id)
 
     def until_shown(self, task_id: str, status: Status) -> None:
         """Wait for the view to show a task so."""
