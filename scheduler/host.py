@@ -784,7 +784,6 @@ class ShardHost:
                 for topic, offset in checkpoint.positions.items():
                     self._log.trim(TopicPartition(topic, self.shard_id), offset)
                 self._log.trim(self._events, checkpoint.next_offset)  # the log keeps them as long as readers may ask
-                self.shard.recorded(key for key, entity in checkpoint.changes if entity is not None)
                 self._trim_slots(checkpoint.marks.next_offsets)
             elif isinstance(error, Fenced):
                 self.reload("another owner fenced the checkpoint")

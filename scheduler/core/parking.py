@@ -31,7 +31,8 @@ class Parking:
     def __init__(self, wheel: Wheel) -> None:
         self.wheel = wheel
         self.markers: dict[str, ParkMarker] = {}
-        # Read from a slot since the checkpoint that a load would begin with: the log alone does not tell of them.
+        # Read from a slot, without an event since: the log alone does not tell of them. A checkpoint may; but whoever
+        # is loading the shard just now may have begun with an earlier one.
         self.unrecorded: set[str] = set()
         self._candidates: deque[tuple[str, int, int]] = deque()  # id, version, due
         self._marked_until: list[tuple[int, str]] = []  # a heap

@@ -369,10 +369,6 @@ class Shard:
         else:
             self.state.ended[entity.task_id] = entity
 
-    def recorded(self, keys: Iterable[str]) -> None:
-        """A checkpoint with these entities is committed: a load finds them without their slots."""
-        self.parking.unrecorded.difference_update(key.removeprefix(TASK) for key in keys)
-
     def on_loaded(self, now: int, offset: int) -> None:
         """All events up to `offset` are folded: derive the rest and begin to act."""
         self._is_loaded = True

@@ -21,21 +21,29 @@ from schemas.messages import (
     AttemptSucceeded,
     Backoff,
     CancelTask,
+    ControlSchedule,
+    CreateSchedule,
     DiscardTask,
     ErrorKind,
     Jitter,
     Message,
+    MisfirePolicy,
+    OverlapPolicy,
     Priority,
     ReadyTask,
     RedriveTask,
     Request,
     RetryPolicy,
     RunningAttempt,
+    RunSchedule,
+    ScheduleAction,
+    ScheduleSpec,
     SignalKind,
     Status,
     SubmitTask,
     TaskError,
     TaskSpec,
+    UpdateSchedule,
     UpdateTask,
     Verdict,
     WorkerHeartbeat,
@@ -48,6 +56,7 @@ from tests.simulation.world import SimLog, World
 QUEUES = ("default", "bulk")
 HEARTBEAT_US = 2_000_000
 SECOND = 1_000_000
+SCHEDULES = 4
 
 
 class Client:
@@ -73,15 +82,55 @@ class Client:
         if rng.random() < 0.06:
             self._send_junk()
             return
+        if rng.random() < 0.12:
+            self._send(self._of_schedule())
+            return
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
             return
-        task_id = entity_id_of(request)
+        self._send(request)
+
+    def leave(self) -> None:
+        """At the end nothing fires any more."""
+        for number in range(SCHEDULES):
+            request_id = self._next_request_id()
+            self._send(
+                ControlSchedule(request_id=request_id, schedule_id=f"cron-{number}", action=ScheduleAction.DELETE)
+            )
+
+    def _send(self, request: Request) -> None:
+        rng, task_id = self._world.rng, entity_id_of(request)
         is_misplaced = rng.random() < 0.12
         shard = rng.randrange(self._world.shards) if is_misplaced else shard_of(task_id, self._world.shards)
         entry = Entry(TASK_REQUESTS, shard, routing_key(task_id).encode(), self._codec.encode(request))
         self._world.say("client", f"{type(request).__name__} {task_id} → {shard}")
         self._log.append([entry, entry] if rng.random() < 0.05 else [entry])
+
+    def _of_schedule(self) -> Request:
+        rng, request_id = self._world.rng, self._next_request_id()
+        schedule_id = f"cron-{rng.randrange(SCHEDULES)}"
+        kind = rng.random()
+        if kind < 0.15:
+            return RunSchedule(request_id=request_id, schedule_id=schedule_id, reply_to=0)
+        if kind < 0.4:
+            action = rng.choice(
+                (ScheduleAction.PAUSE, ScheduleAction.RESUME, ScheduleAction.RESUME, ScheduleAction.DELETE)
+            )
+            return ControlSchedule(request_id=request_id, schedule_id=schedule_id, action=action, reply_to=0)
+        retry = RetryPolicy(max_attempts=2, delay_ms=500)
+        spec = ScheduleSpec(
+            name=schedule_id,
+            task=TaskSpec(task_type="work", tenant_id="t", lease_ms=5_000, retry=retry),
+            every_ms=rng.choice((1_000, 3_000, 8_000)),
+            jitter_ms=rng.choice((0, 0, 2_000)),
+            overlap=rng.choice([one for one in OverlapPolicy if one is not OverlapPolicy.UNKNOWN]),
+            misfire=rng.choice([one for one in MisfirePolicy if one is not MisfirePolicy.UNKNOWN]),
+            misfire_max=2,
+            misfire_grace_ms=rng.choice((1_000, 20_000)),
+        )
+        if kind < 0.6:
+            return UpdateSchedule(request_id=request_id, schedule_id=schedule_id, spec=spec, reply_to=0)
+        return CreateSchedule(request_id=request_id, schedule_id=schedule_id, spec=spec, reply_to=0)
 
     def _send_junk(self) -> None:
         rng = self._world.rng

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from scheduler.core.parking import PARKED_FROM
+from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, schedule_of_run, with_run
 from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.wheel import Marks
@@ -23,6 +24,7 @@ from schemas.messages import (
     AttemptStarted,
     EndedTask,
     Event,
+    FireCause,
     ForwardedRequest,
     InvalidRecord,
     Message,
@@ -34,6 +36,10 @@ from schemas.messages import (
     Report,
     Request,
     RequestForwarded,
+    Schedule,
+    ScheduleCreated,
+    ScheduleFired,
+    ScheduleSkipped,
     ShardCheckpoint,
     ShardOpened,
     Status,
@@ -74,6 +80,10 @@ class Facts:
         self._read: dict[int, int] = defaultdict(int)
         self.epochs: dict[int, int] = defaultdict(int)
         self.tasks: dict[str, Task] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.fired: dict[str, int] = {}  # the runs that were decided, by when their schedule was made
+        self.made: set[str] = set()  # all schedules
+        self.deleted: set[int] = set()  # when schedules were made that are no more
         self.history: dict[str, list[tuple[int, Task]]] = defaultdict(list)
         self.pending_versions: set[tuple[str, int]] = set()
         self.decided: Counter[tuple[str, int, int]] = Counter()
@@ -132,6 +142,8 @@ class Facts:
 
     def _fold(self, offset: int, event: Event) -> bool:
         """Whether the event is its task's next; checks timing and starts."""
+        if type(event.body) in SCHEDULE_BODIES:
+            return self._fold_schedule(event)
         before, body = self.tasks.get(event.entity_id), event.body
         is_next = event.version == before.version + 1 if before else isinstance(body, TaskSubmitted)
         if not is_next:
@@ -143,12 +155,42 @@ class Facts:
         live = None if before and before.status in TERMINAL and isinstance(body, TaskRedriven) else before
         after = evolve(live, event)  # raises if the table does not allow it (invariant 5)
         self.tasks[event.entity_id] = after
+        self._check_run(before, after)
+        fold_run(self.schedules, after)
         self.history[event.entity_id].append((offset, after))
         if after.status is Status.PENDING:
             self.pending_versions.add((event.entity_id, after.version))
         if after.status in TERMINAL:
             self.outcomes[after.status] += 1
         return True
+
+    def _fold_schedule(self, event: Event) -> bool:
+        schedule_id, body = event.entity_id, event.body
+        before = self.schedules.get(schedule_id)
+        if not is_next_of_schedule(before, event):
+            return False
+        after = evolve_schedule(before, event)
+        self.made.add(schedule_id)
+        if isinstance(body, ScheduleFired | ScheduleSkipped) and before is not None:
+            is_trigger = isinstance(body, ScheduleFired) and body.cause is FireCause.TRIGGER
+            if not is_trigger and body.nominal_at <= before.considered_at:
+                raise Violated(f"4: {schedule_id}, decided up to {before.considered_at}, decided again: {event}")
+            if not is_trigger and event.at < body.nominal_at:
+                raise Violated(f"4: {schedule_id} fired early: {event}")
+        if isinstance(body, ScheduleFired) and before is not None:
+            if body.task_id in self.fired:
+                raise Violated(f"4: {body.task_id} was fired twice: {event}")
+            self.fired[body.task_id] = before.created_at
+        if after is None:
+            self.deleted.add(self.schedules.pop(schedule_id).created_at)
+        else:
+            self.schedules[schedule_id] = after
+        return True
+
+    def _check_run(self, before: Task | None, after: Task) -> None:
+        is_run = schedule_of_run(after.task_id) is not None
+        if is_run and before is None and after.task_id not in self.fired:
+            raise Violated(f"4: {after.task_id} was submitted without a fire")
 
     def _check_base(self, before: Task | None, event: Event) -> None:
         """What an event says of how the task was before is true, but for the payload."""
@@ -191,6 +233,10 @@ class Facts:
         """What has landed in a partition."""
         return self._world.partitions[partition]
 
+    def schedules_of(self, shard: int) -> dict[str, Schedule]:
+        """The schedules of a shard."""
+        return {i: one for i, one in self.schedules.items() if shard_of(i, self._world.shards) == shard}
+
     def is_waiting(self, task_id: str, version: int) -> bool:
         """Whether the task still is as a record in the wheel has it: others are known to have ended, or come late."""
         task = self.tasks.get(task_id)
@@ -219,8 +265,24 @@ class Facts:
                 )
         elif isinstance(message, Replies):
             for reply in message.replies:
-                if reply.outcome is Outcome.ACCEPTED and reply.task_id not in self.tasks:
+                is_told = reply.task_id in self.tasks or reply.task_id in self.fired or reply.task_id in self.made
+                if reply.outcome is Outcome.ACCEPTED and not is_told:
                     raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
+
+
+def is_next_of_schedule(before: Schedule | None, event: Event) -> bool:
+    """Whether an event of a schedule counts."""
+    if before is None:
+        return isinstance(event.body, ScheduleCreated) and event.version == 1
+    return event.version == before.version + 1
+
+
+def fold_run(schedules: dict[str, Schedule], task: Task) -> None:
+    """Let the schedule of a run know of it."""
+    schedule = schedules.get(schedule_of_run(task.task_id) or "")
+    if schedule is not None:
+        is_live = task.status not in TERMINAL
+        schedules[schedule.schedule_id] = with_run(schedule, task.task_id, is_live=is_live)
 
 
 def without_payload(task: Task) -> Task:
@@ -282,6 +344,9 @@ def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
         expected = _live(facts, host.shard_id)
         if tasks != expected:
             raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(tasks, expected)}")
+        schedules = {schedule.schedule_id: schedule for schedule in host.shard.state.schedules}
+        if schedules != facts.schedules_of(host.shard_id):
+            raise Violated(f"2: shard {host.shard_id} has {schedules}, not {facts.schedules_of(host.shard_id)}")
 
 
 def parked(facts: Facts, shard: int, marks: Marks, markers: Mapping[str, ParkMarker]) -> dict[str, Task]:
@@ -320,6 +385,7 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
     marks = Marks(checkpoint.opened, checkpoint.next_offsets, checkpoint.waiting)
     tasks = {task.task_id: task for task in stored.values() if isinstance(task, Task)}
     ended = {task.task_id: task for task in stored.values() if isinstance(task, EndedTask)}
+    schedules = {one.schedule_id: one for one in stored.values() if isinstance(one, Schedule)}
     epoch = checkpoint.epoch
     for record in world.partitions[TopicPartition(TASK_EVENTS, shard)][checkpoint.next_offset :]:
         event = codec.decode(record.value or b"")
@@ -327,14 +393,26 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
         if isinstance(event.body, ShardOpened):
             epoch = max(epoch, event.epoch)
         elif event.epoch >= epoch and event.version:
-            _fold_into(tasks, ended, event)
+            _fold_into(tasks, ended, schedules, event)
     expected = _live(facts, shard)
     tasks = parked(facts, shard, marks, markers) | tasks
+    if schedules != facts.schedules_of(shard):
+        raise Violated(f"2: the checkpoint of shard {shard} leads to {schedules}, not {facts.schedules_of(shard)}")
     if tasks != expected:
         raise Violated(f"2: the checkpoint of shard {shard} leads to other tasks: {_difference(tasks, expected)}")
 
 
-def _fold_into(tasks: dict[str, Task], ended: dict[str, EndedTask], event: Event) -> None:
+def _fold_into(
+    tasks: dict[str, Task], ended: dict[str, EndedTask], schedules: dict[str, Schedule], event: Event
+) -> None:
+    if type(event.body) in SCHEDULE_BODIES:
+        schedule = schedules.get(event.entity_id)
+        if is_next_of_schedule(schedule, event):
+            after_event = evolve_schedule(schedule, event)
+            schedules.pop(event.entity_id, None)
+            if after_event is not None:
+                schedules[event.entity_id] = after_event
+        return
     known = ended.get(event.entity_id)
     before = tasks.get(event.entity_id) or (event.base if known is None or known.due_at is not None else None)
     if before is not None:
@@ -345,6 +423,7 @@ def _fold_into(tasks: dict[str, Task], ended: dict[str, EndedTask], event: Event
         is_next = isinstance(event.body, TaskSubmitted) and event.entity_id not in ended
     if is_next:
         after = evolve(before, event)
+        fold_run(schedules, after)
         tasks[event.entity_id] = after
         if after.status in TERMINAL:
             del tasks[event.entity_id]
@@ -380,6 +459,9 @@ def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
             if facts.decided[TASK_REQUESTS, shard, record.offset] != 1:
                 raise Violated(f"3: request {record.offset} of shard {shard} was never decided")
     check_inputs(facts, world)
+    forgotten = [i for i, made_at in facts.fired.items() if i not in facts.tasks and made_at not in facts.deleted]
+    if forgotten:
+        raise Violated(f"4: fired, and never submitted: {forgotten}")
     unfinished = {i: task for i, task in facts.tasks.items() if task.status not in TERMINAL}
     if unfinished:
         raise Violated(f"3: never ended: {[f'{i} {_brief(t)}' for i, t in sorted(unfinished.items())[:5]]}")

@@ -18,7 +18,7 @@ from scheduler.core.timers import Timers
 from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost, _Batch
 from scheduler.slots import Slots
-from schemas.messages import Event, Outcome, ShardOpened, Status, Task
+from schemas.messages import Event, Outcome, ScheduleFired, ShardOpened, Status, Task
 from tests.simulation.world import SimStates
 
 EARLY_US = 3_000_000
@@ -129,6 +129,14 @@ def _by_the_clock(evolve: Callable[..., None], shard: Shard, event: Event) -> No
             del shard.parking.markers[task_id]
 
 
+def _as_it_was_considered(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
+    before = shard.state.schedules.get(event.entity_id)
+    evolve(shard, event)
+    after = shard.state.schedules.get(event.entity_id)
+    if before is not None and after is not None and isinstance(event.body, ScheduleFired):
+        shard.state.schedules.put(replace(after, next_fire_at=before.next_fire_at))
+
+
 def _caught_up_or_not(forget: Callable[..., None], shard: Shard, now: int) -> None:
     with _instead(Shard, "_is_behind", False):
         forget(shard, now)
@@ -189,5 +197,10 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "slot-positions-not-in-the-checkpoint": lambda: _around(
         Wheel, "marks", lambda marks, wheel: marks(wheel)._replace(next_offsets={})
     ),
+    "schedules-not-in-the-checkpoint": lambda: _around(
+        Shard, "entity", lambda entity, shard, key: None if key.startswith("schedule/") else entity(shard, key)
+    ),
+    "nominal-times-decided-again": lambda: _around(Shard, "_evolve_schedule", _as_it_was_considered),
+    "due-runs-are-forgotten": lambda: patch.object(Shard, "_submit_due", lambda *_args: False),
     "windows-not-in-the-checkpoint": lambda: patch.object(Wheel, "resume", lambda _wheel, _marks: None),
 }
