@@ -71,6 +71,11 @@ def not_found(task_id: str) -> Refused:
     return Refused(Refusal(RefusalKind.NOT_FOUND, f"there is no task {task_id[:128]!r}"))
 
 
+def schedule_not_found(schedule_id: str) -> Refused:
+    """No schedule has this id."""
+    return Refused(Refusal(RefusalKind.NOT_FOUND, f"there is no schedule {schedule_id[:128]!r}"))
+
+
 def wrong_status(task_id: str, status: Status, allowed: str) -> Refused:
     """The task stands where this cannot be done."""
     return Refused(Refusal(RefusalKind.WRONG_STATUS, f"task {task_id} is {status}; {allowed}", status=status))

@@ -22,7 +22,7 @@ from scheduler.operations import (
     refusing_errors,
 )
 from scheduler.ports import Clock, ScheduleFilter, SchedulePage, TaskRow, View
-from scheduler.refusals import Refusal, RefusalKind, Refused, invalid, refusal_of, too_large
+from scheduler.refusals import Refusal, RefusalKind, Refused, invalid, refusal_of, schedule_not_found, too_large
 from scheduler.schedule_submission import (
     PREVIEW_DEFAULT,
     Backfill,
@@ -188,7 +188,7 @@ class ScheduleService:
     def _known(self, schedule_id: str) -> Steps[Schedule]:
         """The newest that is known. Of a shard elsewhere that is what the view has, or what was made here just now."""
         if not is_name(schedule_id):
-            raise _not_found(schedule_id)
+            raise schedule_not_found(schedule_id)
         try:
             known = self._live.schedule(schedule_id)
         except LookupError:
@@ -197,7 +197,7 @@ class ScheduleService:
             if known is None and self._monotonic() < until:
                 known = made
         if known is None:
-            raise _not_found(schedule_id)
+            raise schedule_not_found(schedule_id)
         return known
 
     def _list(self, wanted: ScheduleFilter, limit: int, cursor: str | None) -> Steps[ScheduleList]:
@@ -257,10 +257,13 @@ class ScheduleService:
         give_up_at = self._monotonic() + self._view_wait_s
         for pause_s in pauses():
             known = yield from self._known(schedule_id)
+            spec = self._checked(change.applied_to(known.spec))
+            if spec == known.spec and change.expected_version in (None, known.version):
+                return known.version  # a repeat: the times that it has are not looked at again
             request = UpdateSchedule(
                 request_id=self._request_id(),
                 schedule_id=schedule_id,
-                spec=self._checked(change.applied_to(known.spec)),
+                spec=spec,
                 expected_version=known.version if change.expected_version is None else change.expected_version,
                 reply_to=self._reply_to,
             )
@@ -281,7 +284,7 @@ class ScheduleService:
 
     def _control(self, schedule_id: str, action: ScheduleAction, reason: str | None) -> ControlSchedule:
         if not is_name(schedule_id):
-            raise _not_found(schedule_id)
+            raise schedule_not_found(schedule_id)
         if reason is not None and not reason.replace("\n", " ").isprintable():
             raise invalid("reason", "is not accepted", "printable characters")
         return ControlSchedule(
@@ -312,7 +315,7 @@ class ScheduleService:
 
     def _trigger(self, schedule_id: str) -> Steps[TriggeredRun]:
         if not is_name(schedule_id):
-            raise _not_found(schedule_id)
+            raise schedule_not_found(schedule_id)
         request_id = self._request_id()
         request = RunSchedule(request_id=request_id, schedule_id=schedule_id, reply_to=self._reply_to)
         reply = yield from self._asked(request)
@@ -391,7 +394,3 @@ def _run_view(schedule_id: str, time: int, row: TaskRow | None) -> RunView:
         started_at=None if row is None or row.started_at is None else format_instant(row.started_at),
         completed_at=None if row is None or row.completed_at is None else format_instant(row.completed_at),
     )
-
-
-def _not_found(schedule_id: str) -> Refused:
-    return Refused(Refusal(RefusalKind.NOT_FOUND, f"there is no schedule {schedule_id[:128]!r}"))

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from typing_extensions import Unpack
 
 from scheduler.refusals import Refusal, Refused
+from scheduler.submission import without_none
 from schemas.messages import Priority, RetryPolicy
 from tidewheel.backend import Backend, Prepared
 from tidewheel.handles import TaskHandle, translated
-from tidewheel.options import CallOptions, Retry, Seconds, fields_of, retry_fields
+from tidewheel.options import (
+    CallOptions,
+    Retry,
+    ScheduleOptions,
+    Seconds,
+    fields_of,
+    retry_fields,
+    schedule_fields,
+    seconds_of,
+)
+from tidewheel.schedules import AppSchedules
 from tidewheel.settings import ClientSettings
 from workers.errors import milliseconds
 from workers.registry import ExecutorKind, Handler, Registry
@@ -29,8 +40,11 @@ R = TypeVar("R")
 class App:
     """Task types by name. Submissions go to the engine that runs in this process, else to the server of `settings`."""
 
-    def __init__(self, settings: ClientSettings | None = None) -> None:
+    def __init__(self, settings: ClientSettings | None = None, *, name: str = "app") -> None:
+        """`name` tells its schedules from those that other apps declare for the same scheduler."""
+        self.name = name
         self.registry = Registry()
+        self.schedules = AppSchedules(self)
         self._settings = settings
         self._backend: Backend | None = None
 
@@ -73,6 +87,24 @@ class App:
         decorator = _Decorator(self, options)
         return decorator(*functions) if functions else decorator
 
+    def cron(self, expression: str, *, tz: str = "UTC", **options: Unpack[ScheduleOptions]) -> ScheduleDecorator:
+        """Run a task type when clocks in `tz` show what the expression says: `@app.cron("0 9 * * MON-FRI", tz=…)`.
+
+        Stands above `@app.task(…)`, or alone, with the options of a plain `@app.task`. The schedule is made when an
+        embedded engine of the app starts, or by `tidewheel cron sync`. RegistrationError names what is wrong.
+        """
+        return ScheduleDecorator(self, {"cron_expression": expression, "timezone": tz}, options)
+
+    def every(
+        self, seconds: Seconds, *, anchor: datetime | None = None, **options: Unpack[ScheduleOptions]
+    ) -> ScheduleDecorator:
+        """Run a task type every so many seconds (or timedelta), on a grid that has a line at `anchor`. As `cron`."""
+        return ScheduleDecorator(self, {"every_seconds": seconds_of(seconds), "anchor": anchor}, options)
+
+    def calendar(self, *instants: datetime, **options: Unpack[ScheduleOptions]) -> ScheduleDecorator:
+        """Run a task type at these instants. As `cron`."""
+        return ScheduleDecorator(self, {"calendar": list(instants)}, options)
+
     def handle(self, task_id: str) -> TaskHandle[Any]:
         """A task that was submitted before, or by somebody else."""
         return TaskHandle(task_id, self.backend)
@@ -113,6 +145,19 @@ class _Decorator:
         return TaskType(self._app, self._app.registry.add(handler), function, total_timeout)
 
 
+class ScheduleDecorator:
+    """`app.cron(…)` and its like, before it is given its task type."""
+
+    def __init__(self, app: App, rule: Mapping[str, Any], options: ScheduleOptions) -> None:
+        self._app, self._rule, self._options = app, rule, options
+
+    def __call__(self, function: Callable[P, R] | TaskType[P, R], /) -> TaskType[P, R]:
+        """Declare the schedule; gives the task type."""
+        task_type: TaskType[P, R] = function if isinstance(function, TaskType) else self._app.task(function)
+        self._app.schedules.declare(task_type.schedule_fields(self._rule, self._options))
+        return task_type
+
+
 class TaskType(Generic[P, R]):
     """A function that can be submitted; called as it is, it is the plain function."""
 
@@ -134,6 +179,12 @@ class TaskType(Generic[P, R]):
     def name(self) -> str:
         """The task type's name."""
         return self.handler.name
+
+    def schedule_fields(self, rule: Mapping[str, Any], options: ScheduleOptions) -> dict[str, Any]:
+        """The fields of a schedule that submits this task type by a rule. Raises ArgumentError, RegistrationError."""
+        fields = schedule_fields({"name": self.name, **options})
+        payload = self.handler.payload((), options.get("arguments", {}))
+        return {**self._fields, **fields, **without_none(rule), "payload": payload}
 
     def options(self, **options: Unpack[CallOptions]) -> Submitter[P, R]:
         """The same task type with options for one submission: `send.options(priority="high", delay=60).submit(…)`."""

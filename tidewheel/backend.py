@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from scheduler.ports import TaskFilter
+from scheduler.ports import ScheduleFilter, TaskFilter
 from scheduler.refusals import Refusal
+from scheduler.schedule_service import Created, ScheduleService
+from scheduler.schedule_submission import Backfill, Preview, ScheduleChange, ScheduleSubmission
+from scheduler.schedule_view import (
+    BackfilledRuns,
+    CreatedSchedule,
+    PreviewView,
+    RunList,
+    ScheduleList,
+    ScheduleView,
+    TriggeredRun,
+)
 from scheduler.service import (
     CancelView,
     ChangedView,
@@ -34,6 +45,10 @@ class Doable(Protocol[T_co]):
 
 class Backend(Protocol):
     """A scheduler as its clients see it. Fields are those of a submission in REST; the payload is JSON bytes."""
+
+    @property
+    def schedules(self) -> ScheduleBackend:
+        """What can be asked of schedules."""
 
     def prepare(self, fields: Mapping[str, Any]) -> Prepared:
         """Ready to submit with these fields again and again."""
@@ -64,6 +79,43 @@ class Backend(Protocol):
 
     def discard(self, task_id: str) -> Doable[None]:
         """Take a dead task out of the dead-letter queue."""
+
+
+class ScheduleBackend(Protocol):
+    """Schedules of a scheduler as its clients see them. Fields are those of REST; the payload is JSON bytes."""
+
+    def create(self, fields: Mapping[str, Any]) -> Doable[CreatedSchedule]:
+        """Make a schedule; a repeat gives the first one."""
+
+    def get(self, schedule_id: str) -> Doable[ScheduleView]:
+        """How a schedule stands."""
+
+    def list_schedules(self, wanted: ScheduleFilter, *, limit: int, cursor: str | None = None) -> Doable[ScheduleList]:
+        """A page of schedules."""
+
+    def update(self, schedule_id: str, fields: Mapping[str, Any]) -> Doable[ScheduleView]:
+        """Change a schedule."""
+
+    def pause(self, schedule_id: str, *, reason: str | None = None) -> Doable[ScheduleView]:
+        """Let it fire no more until it is resumed."""
+
+    def resume(self, schedule_id: str) -> Doable[ScheduleView]:
+        """Let it fire again."""
+
+    def delete(self, schedule_id: str) -> Doable[None]:
+        """Make an end of it; its runs go on."""
+
+    def trigger(self, schedule_id: str) -> Doable[TriggeredRun]:
+        """Run it now."""
+
+    def backfill(self, schedule_id: str, fields: Mapping[str, Any]) -> Doable[BackfilledRuns]:
+        """Run those nominal times of a range (`from`, `to`) that have no run."""
+
+    def runs(self, schedule_id: str, *, limit: int) -> Doable[RunList]:
+        """What became of the latest nominal times."""
+
+    def preview(self, fields: Mapping[str, Any]) -> Doable[PreviewView]:
+        """The next nominal times of a rule."""
 
 
 class Prepared(Protocol):
@@ -114,11 +166,46 @@ def _views(results: Sequence[Submitted | Refusal]) -> list[SubmittedView | Refus
     return [one.view if isinstance(one, Submitted) else one for one in results]
 
 
+class LocalSchedules:
+    """The service of this process."""
+
+    def __init__(self, service: ScheduleService) -> None:
+        self._service = service
+        self.get = service.get
+        self.list_schedules = service.list_schedules
+        self.pause = service.pause
+        self.resume = service.resume
+        self.delete = service.delete
+        self.trigger = service.trigger
+        self.runs = service.runs
+
+    def create(self, fields: Mapping[str, Any]) -> Doable[CreatedSchedule]:
+        """Make a schedule; a repeat gives the first one."""
+        return _Mapped(self._service.create(validated(ScheduleSubmission, fields)), _created)
+
+    def update(self, schedule_id: str, fields: Mapping[str, Any]) -> Doable[ScheduleView]:
+        """Change a schedule."""
+        return self._service.update(schedule_id, ScheduleChange(fields))
+
+    def backfill(self, schedule_id: str, fields: Mapping[str, Any]) -> Doable[BackfilledRuns]:
+        """Run those nominal times of a range that have no run."""
+        return self._service.backfill(schedule_id, validated(Backfill, fields))
+
+    def preview(self, fields: Mapping[str, Any]) -> Doable[PreviewView]:
+        """The next nominal times of a rule."""
+        return self._service.preview(validated(Preview, fields))
+
+
+def _created(created: Created) -> CreatedSchedule:
+    return created.view
+
+
 class LocalBackend:
     """The service of this process."""
 
     def __init__(self, service: TaskService) -> None:
         self._service = service
+        self.schedules = LocalSchedules(service.schedules)
         self.get = service.get
         self.wait = service.wait
         self.list_tasks = service.list_tasks

@@ -113,6 +113,21 @@ class Engine:
             raise
         if self._app is not None:
             self._app.use(LocalBackend(self.service))
+            self._sync_schedules(self._app)
+
+    def _sync_schedules(self, app: App) -> None:
+        if not len(app.schedules):
+            return
+        try:
+            report = app.schedules.sync()
+        except BaseException:
+            self.stop()
+            raise
+        _log.info("schedules are as declared", **msgspec.structs.asdict(report))
+        if report.gone:
+            _log.warning(
+                "schedules that the app declares no more go on; tidewheel cron delete ends them", names=report.gone
+            )
 
     def stop(self, grace_s: float | None = None) -> None:
         """Finish what runs, within the grace; then stop part by part and close the files. Idempotent.

@@ -3,6 +3,7 @@
 TidewheelError
 ├── NotSubmitted       the request was refused: `refusal` names the fields and what is allowed
 ├── TaskNotFound       no task has this id
+├── ScheduleNotFound   no schedule has this id
 ├── ResultTimeout      the task has not ended yet; it goes on
 ├── ResultNotKept      it succeeded, but its result is not kept any more
 ├── TaskFailed         it ended as FAILED or DEAD: `error` says why
@@ -30,6 +31,10 @@ class NotSubmitted(TidewheelError):
 
 class TaskNotFound(TidewheelError):
     """No task has this id."""
+
+
+class ScheduleNotFound(TidewheelError):
+    """No schedule has this id."""
 
 
 class ResultTimeout(TidewheelError):

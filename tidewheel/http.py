@@ -16,8 +16,17 @@ import httpx
 import msgspec
 
 from scheduler.instants import INSTANT_RULE, format_instant, instant_of
-from scheduler.ports import TaskFilter
-from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid, not_found
+from scheduler.ports import ScheduleFilter, TaskFilter
+from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid, not_found, schedule_not_found
+from scheduler.schedule_view import (
+    BackfilledRuns,
+    CreatedSchedule,
+    PreviewView,
+    RunList,
+    ScheduleList,
+    ScheduleView,
+    TriggeredRun,
+)
 from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
 from scheduler.task_view import TaskView
 from schemas.ids import is_name, uuid7
@@ -103,6 +112,11 @@ class HttpBackend:
         self._async_clients: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     @property
+    def schedules(self) -> HttpSchedules:
+        """What can be asked of schedules."""
+        return HttpSchedules(self)
+
+    @property
     def server(self) -> str:
         """The URL of the server."""
         return self._settings.server
@@ -141,7 +155,7 @@ class HttpBackend:
 
     def submit(self, fields: Mapping[str, Any]) -> HttpCall[SubmittedView]:
         """Accept a task with these fields of a submission, durably."""
-        return self._call("POST", "/api/v1/tasks", SubmittedView, content=_encoded(_identified(fields)))
+        return self.call("POST", "/api/v1/tasks", SubmittedView, content=_encoded(_identified(fields)))
 
     def submit_many(self, submissions: Sequence[Mapping[str, Any]]) -> HttpBulk:
         """Accept or refuse each, in their order; more than a bulk call takes go in several."""
@@ -154,7 +168,7 @@ class HttpBackend:
 
     def get(self, task_id: str) -> HttpCall[TaskView]:
         """How a task stands."""
-        return self._call("GET", _path(task_id), TaskView)
+        return self.call("GET", _path(task_id), TaskView)
 
     def wait(self, task_id: str, timeout_s: float) -> HttpWait:
         """The same once it has ended, or after `timeout_s`."""
@@ -169,39 +183,97 @@ class HttpBackend:
         for name in ("created_from", "created_to"):
             if name in params:
                 params[name] = format_instant(params[name])
-        return self._call("GET", "/api/v1/tasks", TaskList, params=_page(params, limit, cursor))
+        return self.call("GET", "/api/v1/tasks", TaskList, params=_page(params, limit, cursor))
 
     def update(self, task_id: str, fields: Mapping[str, Any]) -> HttpCall[ChangedView]:
         """Change a waiting task."""
-        return self._call("PATCH", _path(task_id), ChangedView, content=_encoded(fields))
+        return self.call("PATCH", _path(task_id), ChangedView, content=_encoded(fields))
 
     def cancel(self, task_id: str, *, reason: str | None = None) -> HttpCall[CancelView]:
         """Stop a task."""
         content = _encoded({} if reason is None else {"reason": reason})
-        return self._call("POST", f"{_path(task_id)}/cancel", CancelView, content=content)
+        return self.call("POST", f"{_path(task_id)}/cancel", CancelView, content=content)
 
     def dead_letters(self, queue: str | None, *, limit: int, cursor: str | None = None) -> HttpCall[TaskList]:
         """A page of the dead-letter queue."""
         params = {} if queue is None else {"queue": queue}
-        return self._call("GET", "/api/v1/dlq", TaskList, params=_page(params, limit, cursor))
+        return self.call("GET", "/api/v1/dlq", TaskList, params=_page(params, limit, cursor))
 
     def redrive(self, task_id: str) -> HttpCall[ChangedView]:
         """Run a dead or failed task again."""
-        return self._call("POST", f"{_path(task_id, 'dlq')}/retry", ChangedView)
+        return self.call("POST", f"{_path(task_id, 'dlq')}/retry", ChangedView)
 
     def redrive_all(self, queue: str) -> HttpCall[RedriveAllView]:
         """Run all dead ones of a queue again; the server takes up to 30 s for it."""
         params = {"queue": queue}
-        return self._call("POST", "/api/v1/dlq/retry-all", RedriveAllView, params=params, timeout=60.0)
+        return self.call("POST", "/api/v1/dlq/retry-all", RedriveAllView, params=params, timeout=60.0)
 
     def discard(self, task_id: str) -> HttpCall[None]:
         """Take a dead task out of the dead-letter queue."""
         return HttpCall(self, "DELETE", _path(task_id, "dlq"), lambda _: None)
 
-    def _call(self, method: str, path: str, answer: type[T], **options: Any) -> HttpCall[T]:
+    def call(self, method: str, path: str, answer: type[T], **options: Any) -> HttpCall[T]:
+        """One request; with `content` its body is JSON."""
         if "content" in options:
             options["headers"] = _JSON
         return HttpCall(self, method, path, partial(msgspec.json.decode, type=answer), **options)
+
+
+class HttpSchedules:
+    """Schedules of a server."""
+
+    def __init__(self, backend: HttpBackend) -> None:
+        self._backend = backend
+
+    def create(self, fields: Mapping[str, Any]) -> HttpCall[CreatedSchedule]:
+        """Make a schedule; a repeat gives the first one."""
+        return self._backend.call("POST", _SCHEDULES, CreatedSchedule, content=_encoded(fields))
+
+    def get(self, schedule_id: str) -> HttpCall[ScheduleView]:
+        """How a schedule stands."""
+        return self._backend.call("GET", _schedule_path(schedule_id), ScheduleView)
+
+    def list_schedules(
+        self, wanted: ScheduleFilter, *, limit: int, cursor: str | None = None
+    ) -> HttpCall[ScheduleList]:
+        """A page of schedules."""
+        given = {"tenant_id": wanted.tenant_id, "paused": wanted.is_paused, "declared_by": wanted.declared_by}
+        params = {name: value for name, value in given.items() if value is not None}
+        return self._backend.call("GET", _SCHEDULES, ScheduleList, params=_page(params, limit, cursor))
+
+    def update(self, schedule_id: str, fields: Mapping[str, Any]) -> HttpCall[ScheduleView]:
+        """Change a schedule."""
+        return self._backend.call("PATCH", _schedule_path(schedule_id), ScheduleView, content=_encoded(fields))
+
+    def pause(self, schedule_id: str, *, reason: str | None = None) -> HttpCall[ScheduleView]:
+        """Let it fire no more until it is resumed."""
+        content = _encoded({} if reason is None else {"reason": reason})
+        return self._backend.call("POST", f"{_schedule_path(schedule_id)}/pause", ScheduleView, content=content)
+
+    def resume(self, schedule_id: str) -> HttpCall[ScheduleView]:
+        """Let it fire again."""
+        return self._backend.call("POST", f"{_schedule_path(schedule_id)}/resume", ScheduleView)
+
+    def delete(self, schedule_id: str) -> HttpCall[None]:
+        """Make an end of it; its runs go on."""
+        return HttpCall(self._backend, "DELETE", _schedule_path(schedule_id), lambda _: None)
+
+    def trigger(self, schedule_id: str) -> HttpCall[TriggeredRun]:
+        """Run it now."""
+        return self._backend.call("POST", f"{_schedule_path(schedule_id)}/trigger", TriggeredRun)
+
+    def backfill(self, schedule_id: str, fields: Mapping[str, Any]) -> HttpCall[BackfilledRuns]:
+        """Run those nominal times of a range (`from`, `to`) that have no run."""
+        path = f"{_schedule_path(schedule_id)}/backfill"
+        return self._backend.call("POST", path, BackfilledRuns, content=_encoded(fields))
+
+    def runs(self, schedule_id: str, *, limit: int) -> HttpCall[RunList]:
+        """What became of the latest nominal times."""
+        return self._backend.call("GET", f"{_schedule_path(schedule_id)}/runs", RunList, params={"limit": limit})
+
+    def preview(self, fields: Mapping[str, Any]) -> HttpCall[PreviewView]:
+        """The next nominal times of a rule."""
+        return self._backend.call("POST", f"{_SCHEDULES}/preview", PreviewView, content=_encoded(fields))
 
 
 class HttpPrepared:
@@ -260,6 +332,8 @@ def _jsonable(fields: Mapping[str, Any]) -> dict[str, Any]:
             jsonable[name] = msgspec.Raw(value)
         elif isinstance(value, datetime):
             jsonable[name] = _instant(name, value)
+        elif name == "calendar" and isinstance(value, list):
+            jsonable[name] = [_instant(name, one) if isinstance(one, datetime) else one for one in value]
         elif isinstance(value, float) and not math.isfinite(value):
             raise invalid(name, "must be a finite number")  # JSON has none; null would mean that it is not given
         else:
@@ -278,6 +352,15 @@ def _path(task_id: str, collection: str = "tasks") -> str:
     if not is_name(task_id):
         raise not_found(task_id)  # no task can be called so, and what is asked for could be another path
     return f"/api/v1/{collection}/{task_id}"
+
+
+_SCHEDULES = "/api/v1/cron-tasks"
+
+
+def _schedule_path(schedule_id: str) -> str:
+    if not is_name(schedule_id):
+        raise schedule_not_found(schedule_id)
+    return f"{_SCHEDULES}/{schedule_id}"
 
 
 def _page(params: dict[str, Any], limit: int, cursor: str | None) -> dict[str, Any]:

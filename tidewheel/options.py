@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, TypedDict
 
-from schemas.messages import Backoff, Jitter, Priority, RetryPolicy
+from schemas.messages import (
+    Backoff,
+    FoldPolicy,
+    GapPolicy,
+    Jitter,
+    MisfirePolicy,
+    OverlapPolicy,
+    Priority,
+    RetryPolicy,
+)
 from workers.errors import milliseconds
 from workers.execution import type_name
 
@@ -111,3 +121,55 @@ def retry_fields(policy: RetryPolicy) -> dict[str, Any]:
         "give_up_on": policy.give_up_on or None,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """What can be said of a schedule beside its rule; what is not given is as in REST.
+
+    `name` is that of the task type unless it is given. `arguments` are those of the function, by name.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    tenant_id: str
+    overlap: OverlapPolicy | str
+    misfire: MisfirePolicy | str
+    misfire_max: int
+    misfire_grace: Seconds
+    max_lateness: Seconds
+    jitter: Seconds
+    gap: GapPolicy | str
+    fold: FoldPolicy | str
+    start_at: datetime
+    end_at: datetime
+
+
+_SCHEDULE_FIELDS = {
+    "overlap": "overlap_policy",
+    "misfire": "misfire_policy",
+    "gap": "gap_policy",
+    "fold": "fold_policy",
+    "misfire_grace": "misfire_grace_seconds",
+    "max_lateness": "max_lateness_seconds",
+    "jitter": "jitter_seconds",
+}
+
+
+def schedule_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a schedule that say the same. TypeError names an option that does not exist."""
+    fields: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in ScheduleOptions.__annotations__:
+            known = ", ".join(ScheduleOptions.__annotations__)
+            raise TypeError(f"{name!r} is no option of a schedule; the options are: {known}")
+        if name == "tenant_id":
+            fields["metadata"] = {"tenant_id": value}
+        elif name != "arguments" and value is not None:
+            given = str(value) if isinstance(value, StrEnum) else seconds_of(value)
+            fields[_SCHEDULE_FIELDS.get(name, name)] = given
+    return fields
+
+
+def seconds_of(value: Any) -> Any:
+    """A timedelta as seconds; anything else as it is."""
+    return value.total_seconds() if isinstance(value, timedelta) else value

@@ -23,6 +23,7 @@ from scheduler.api.exchange import Limit, check_query, json_response
 from scheduler.api.guard import Guard, UnsupportedMediaType, read_json, read_json_if_any
 from scheduler.api.health import Health, HealthView, health_view
 from scheduler.api.problem import Problem, http_problem, problem_of, problem_response, refusal_response
+from scheduler.api.schedules import ANSWERS as SCHEDULE_ANSWERS
 from scheduler.api.schedules import schedule_routes
 from scheduler.api.timers import timer_routes
 from scheduler.instants import INSTANT_RULE, parse_instant
@@ -86,6 +87,7 @@ _ANSWERS: tuple[type, ...] = (
     RedriveAllView,
     HealthView,
     TimersView,
+    *SCHEDULE_ANSWERS,
 )
 
 
