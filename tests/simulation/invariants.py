@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from scheduler.core.parking import PARKED_FROM
-from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, schedule_of_run, with_run
+from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, next_due, schedule_of_run, with_run
 from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.wheel import Marks
@@ -450,6 +450,14 @@ def _difference(ours: dict[str, Task], theirs: dict[str, Task]) -> str:
 
 def _brief(task: Task | None) -> str:
     return f"{task.status} v{task.version}" if task else "absent"
+
+
+def check_due(facts: Facts, world: World) -> None:
+    """In the calm a run that was decided is submitted soon, unless it must wait for another."""
+    for schedule in facts.schedules.values():
+        run = next_due(schedule)
+        if run is not None and run.nominal_at < world.now - 10 * S:
+            raise Violated(f"4: {run} is due and was not submitted")
 
 
 def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:

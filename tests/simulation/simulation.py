@@ -9,7 +9,15 @@ from scheduler.host import RuntimeSettings, ShardHost
 from scheduler.runtime import SchedulerRuntime
 from schemas.codec import Codec
 from tests.simulation.actors import Client, Worker
-from tests.simulation.invariants import CLOCK_ERROR_US, SETTINGS, Facts, check_checkpoint, check_end, check_hosts
+from tests.simulation.invariants import (
+    CLOCK_ERROR_US,
+    SETTINGS,
+    Facts,
+    check_checkpoint,
+    check_due,
+    check_end,
+    check_hosts,
+)
 from tests.simulation.world import Faults, SimClock, SimLog, SimStates, World
 
 CHAOS_STEPS, CALM_STEPS_MAX = 400, 3_000
@@ -58,7 +66,8 @@ class Simulation:
         for worker in self.workers:
             worker.wakes_at = 0
         for step in range(CALM_STEPS_MAX):
-            if step in (0, 50):  # twice: what follows a failed append is lost with it
+            if step in (100, 150):  # twice: what follows a failed append is lost with it
+                check_due(self.facts, self.world)
                 self.client.leave()
             self.client.log.poll(0)
             self._turn(200_000 if step < 300 else 500_000)
