@@ -15,7 +15,10 @@ from infra.cassandra import CassandraSettings, CassandraView, apply_schema
 from infra.cassandra.session import Session
 from tests.services import cassandra_address
 
-TABLES = ("tasks", "attempts", "tasks_by_tenant", "dead_letters_by_queue", "calendar", "positions")
+TABLES = (
+    *("tasks", "attempts", "tasks_by_tenant", "dead_letters_by_queue", "calendar", "positions"),
+    *("schedules", "schedules_by_tenant"),
+)
 TIMEOUT_S = 60.0
 
 

@@ -13,7 +13,7 @@ from infra.cassandra.session import APPLY, Session
 from infra.cassandra.settings import CassandraSettings
 from schemas.errors import Fatal, Retriable
 
-VERSION = 1
+VERSION = 2
 DDL_TIMEOUT_S = 30.0  # of one statement
 _AGREEMENT_S = 10.0
 _ONE_HOUR_S, _HALF_A_DAY_S = 3_600, 43_200
@@ -53,6 +53,13 @@ _MIGRATIONS: dict[int, tuple[str, ...]] = {
             PRIMARY KEY (topic, partition)
         )""",
         "CREATE INDEX IF NOT EXISTS tasks_by_status ON {keyspace}.tasks_by_tenant (status) USING 'sai'",
+    ),
+    2: (
+        "CREATE TABLE IF NOT EXISTS {keyspace}.schedules (schedule_id text PRIMARY KEY, body blob)",
+        """CREATE TABLE IF NOT EXISTS {keyspace}.schedules_by_tenant (
+            tenant_id text, bucket int, name text, schedule_id text, is_paused boolean, declared_by text,
+            PRIMARY KEY ((tenant_id, bucket), name, schedule_id)
+        )""",
     ),
 }
 _VERSIONS = """CREATE TABLE IF NOT EXISTS {keyspace}.schema_version (

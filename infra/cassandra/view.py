@@ -15,11 +15,13 @@ from itertools import chain, islice
 
 from infra.cassandra.lists import Key, Reading, Slice, Walk, cursor_of, parse_cursor
 from infra.cassandra.rows import ATTEMPT_COLUMNS, TASK_COLUMNS, Life, life_of, row_of
+from infra.cassandra.schedules import ScheduleTables, ScheduleWrites
 from infra.cassandra.schema import check_schema
 from infra.cassandra.session import Answer, Session, Statement, batch_of
 from infra.cassandra.settings import CassandraSettings
-from infra.cassandra.writes import ATTEMPTS_SHOWN_MAX, SLICE_ROWS_MAX, Writes, Writing
-from scheduler.ports import Batch, Position, TaskChange, TaskFilter, TaskPage, TaskRow
+from infra.cassandra.writes import ATTEMPTS_SHOWN_MAX, SLICE_ROWS_MAX, Writes, Writing, batches_of
+from scheduler.ports import Batch, Position, ScheduleFilter, SchedulePage, TaskChange, TaskFilter, TaskPage, TaskRow
+from schemas.messages import Schedule
 from schemas.topics import TASK_EVENTS
 
 LIVES_MAX = 100_000  # tasks remembered between their events; others are read back, which takes some 0.3 ms each
@@ -62,6 +64,7 @@ class CassandraView:
         tasks, attempts = ", ".join(TASK_COLUMNS), ", ".join(ATTEMPT_COLUMNS)
         self._writing = Writing(self._session, keyspace)
         self._reading = Reading(self._session, keyspace)
+        self._schedules = ScheduleTables(self._session, keyspace)
         self._task = prepare(f"SELECT {tasks} FROM {keyspace}.tasks WHERE task_id = ? LIMIT 1")
         self._tasks = prepare(f"SELECT {tasks} FROM {keyspace}.tasks WHERE task_id IN ? PER PARTITION LIMIT 1")
         self._attempts = prepare(
@@ -77,20 +80,35 @@ class CassandraView:
         for partition, applied in list(self._applied.items()):
             if partition not in found or found[partition].next_offset != applied:  # somebody else went on with it
                 self._applied.pop(partition, None)
-                self._lives.forget(partition)
+                self._forget(partition)
         return found
 
     def apply(self, batches: Sequence[Batch]) -> None:
         """Upsert the rows and move the positions; one that is not ahead is ignored. See the class for failures."""
         with self._write_lock:
             news = [batch for batch in batches if batch.position.next_offset > self._next_offset(batch.partition)]
-            written = [(batch, self._writes(batch)) for batch in news]
-            self._session.write_all(chain.from_iterable(self._statements(writes) for _, writes in written))
-            self._session.write_all(self._moves(news))
-            for (partition, _, position), writes in written:
-                self._applied[partition] = position.next_offset
-                self._lives.remember(partition, writes.lives)
-                _remember(self._listed, writes.listed(), LISTS_MAX)
+            try:
+                self._apply(news)
+            except BaseException:
+                for batch in news:  # rows may be ahead of what is remembered of them
+                    self._forget(batch.partition)
+                raise
+
+    def _apply(self, news: Sequence[Batch]) -> None:
+        written = [(batch, self._writes(batch), self._schedules.writes(batch)) for batch in news]
+        # One after the other: who has a row passes over the events before it, so its place in the lists must be there.
+        for part in (self._lists, self._rows):
+            self._session.write_all(chain.from_iterable(part(writes, schedules) for _, writes, schedules in written))
+        self._session.write_all(self._moves(news))
+        for batch, writes, schedules in written:
+            self._applied[batch.partition] = batch.position.next_offset
+            self._lives.remember(batch.partition, writes.lives)
+            _remember(self._listed, writes.listed(), LISTS_MAX)
+            self._schedules.remember(batch.partition, schedules)
+
+    def _forget(self, partition: int) -> None:
+        self._lives.forget(partition)
+        self._schedules.forget(partition)
 
     def _writes(self, batch: Batch) -> Writes:
         lives = self._before(batch.partition, batch.changes)
@@ -99,15 +117,17 @@ class CassandraView:
             writes.add(change)
         return writes
 
-    def _statements(self, writes: Writes) -> Iterator[Statement]:
-        yield from writes.lists(self._listed)
-        yield from writes.rows(self._session)
+    def _lists(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Statement]:
+        return chain(writes.lists(self._listed), schedules.lists())
+
+    def _rows(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Statement]:
+        return chain(writes.rows(self._session), batches_of(schedules.rows(), self._session))
 
     def _moves(self, batches: Sequence[Batch]) -> Iterator[Statement]:
         """All positions are rows of one partition."""
         moves = [
-            self._writing.position.bind((TASK_EVENTS, partition, *position, position.next_offset, 0))
-            for partition, _, position in batches
+            self._writing.position.bind((TASK_EVENTS, batch.partition, *batch.position, batch.position.next_offset, 0))
+            for batch in batches
         ]
         for part in range(0, len(moves), SLICE_ROWS_MAX):
             yield batch_of(moves[part : part + SLICE_ROWS_MAX])
@@ -140,6 +160,21 @@ class CassandraView:
             number += sum(1 for _ in self._matching(walk, wanted, _COUNTED_AT_ONCE))
             after, is_over = walk.edge, walk.edge is None
         return number
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        """A schedule as its events left it, without `due` and `running`; None: there is none, or none yet."""
+        return self.schedule_rows((schedule_id,)).get(schedule_id)
+
+    def schedule_rows(self, schedule_ids: Iterable[str]) -> dict[str, Schedule]:
+        """Several schedules by their ids, without those that it does not have."""
+        return self._schedules.rows(schedule_ids)
+
+    def schedules(self, wanted: ScheduleFilter, limit: int, cursor: str | None = None) -> SchedulePage:
+        """A page of schedules, by tenant_id, name, schedule_id ascending. ValueError: the cursor is not ours.
+
+        A page with fewer rows than `limit`, even with none, may have a cursor: so much was looked at in vain.
+        """
+        return self._schedules.page(wanted, limit, cursor)
 
     def close(self) -> None:
         """Give back connections and threads; idempotent."""

@@ -14,7 +14,7 @@ unset.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cassandra.query import UNSET_VALUE
@@ -166,18 +166,7 @@ class Writes:
 
     def rows(self, session: Session) -> Iterator[Statement]:
         """Batches of tasks and attempts that the same node keeps; a large task alone."""
-        open_batches: dict[object, _Batch] = {}
-        is_one_node = session.is_one_node()
-        for writes in self._rows:
-            statements = [write.bound() for write in writes]
-            replica = None if is_one_node else session.replica(statements[0].routing_key)
-            batch = open_batches.setdefault(replica, _Batch())
-            size = sum(map(_size, statements))
-            if batch.keys == BATCH_KEYS_MAX or (batch.keys and batch.size + size > BATCH_BYTES_MAX):
-                yield batch_of(batch.statements)
-                batch = open_batches[replica] = _Batch()
-            batch.add(statements, size)
-        yield from (batch_of(batch.statements) for batch in open_batches.values())
+        return batches_of(([write.bound() for write in writes] for writes in self._rows), session)
 
     def _task(self, task_id: str, before: Life, life: Life, named: Mapping[str, Any], ttl_s: int) -> _Write:
         values = [task_id, life.created_at, *[_UNSET] * len(TASK_DEFAULTS)]
@@ -260,6 +249,21 @@ def _set(
             values[places[name]] = cell(name, after[name])
     for name in before.keys() - after.keys():
         values[places[name]] = cell(name, defaults[name])
+
+
+def batches_of(rows: Iterable[Sequence[Statement]], session: Session) -> Iterator[Statement]:
+    """Batches of rows that the same node keeps, each row being the bound statements of one partition key."""
+    open_batches: dict[object, _Batch] = {}
+    is_one_node = session.is_one_node()
+    for statements in rows:
+        replica = None if is_one_node else session.replica(statements[0].routing_key)
+        batch = open_batches.setdefault(replica, _Batch())
+        size = sum(map(_size, statements))
+        if batch.keys == BATCH_KEYS_MAX or (batch.keys and batch.size + size > BATCH_BYTES_MAX):
+            yield batch_of(batch.statements)
+            batch = open_batches[replica] = _Batch()
+        batch.add(statements, size)
+    yield from (batch_of(batch.statements) for batch in open_batches.values())
 
 
 def _size(statement: Statement) -> int:

@@ -12,7 +12,7 @@ import pytest
 from infra.sqlite import SqliteView
 from scheduler.ports import Batch, Position, TaskFilter
 from schemas.errors import Fatal
-from tests.contract.view import ViewContract, begun, changed
+from tests.contract.view import ViewContract, begun, changed, scheduled
 
 
 class TestSqliteView(ViewContract):
@@ -130,6 +130,29 @@ def test_a_view_of_another_release_is_refused(tmp_path: Path) -> None:
     view.close()
     with pytest.raises(Fatal, match="format 99"):
         SqliteView(tmp_path / "view.db")
+
+
+def test_a_view_of_a_release_without_schedules_is_brought_up_to_date(tmp_path: Path) -> None:
+    view = SqliteView(tmp_path / "view.db")
+    view.apply([Batch(0, [begun("a")], Position(5, 2))])
+    view._writer.executescript("DROP TABLE schedules; PRAGMA user_version = 1;")
+    view.close()
+    for _ in range(2):
+        view = SqliteView(tmp_path / "view.db")
+        assert view.task("a") is not None
+        assert dict(view.positions())[0].epoch == 2
+        view.apply([Batch(0, [], Position(6, 2), [scheduled("s")])])
+        assert view.schedule("s") is not None
+        view.close()
+
+
+def test_lists_of_schedules_use_an_index_for_their_order(view: SqliteView) -> None:
+    for condition in ("", "WHERE tenant_id = ''", "WHERE is_paused = 1", "WHERE tenant_id = '' AND declared_by = ''"):
+        order = "ORDER BY tenant_id, name, schedule_id LIMIT 5"
+        sql = f"EXPLAIN QUERY PLAN SELECT body FROM schedules {condition} {order}"
+        plan = " ".join(row[3] for row in view._writer.execute(sql))
+        assert "USING INDEX schedules_by_name" in plan
+        assert "TEMP B-TREE" not in plan
 
 
 def test_lists_use_an_index_for_their_order(view: SqliteView) -> None:

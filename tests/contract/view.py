@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from typing import Any
 
 import msgspec
 import pytest
 
-from scheduler.ports import AttemptOutcome, AttemptRow, Batch, Position, TaskChange, TaskFilter, TaskRow, View
-from schemas.messages import ErrorKind, Priority, Status, TaskError, TaskSpec
+from scheduler.ports import (
+    AttemptOutcome,
+    AttemptRow,
+    Batch,
+    Position,
+    ScheduleChange,
+    ScheduleFilter,
+    TaskChange,
+    TaskFilter,
+    TaskRow,
+    View,
+)
+from schemas.messages import ErrorKind, Priority, Schedule, ScheduleSpec, Status, TaskError, TaskSpec
 
 ERROR = TaskError(kind=ErrorKind.RAISED, type="ValueError", message="no", bases=("Exception",), traceback="…\x00")
 
@@ -24,6 +36,16 @@ def begun(task_id: str, created_at: int = 1, *, spec: TaskSpec | None = None, **
 def changed(task_id: str, attempts: dict[int, dict[str, Any]] | None = None, **columns: Any) -> TaskChange:
     """The change of a task that is there."""
     return TaskChange(task_id=task_id, columns=columns, attempts=attempts or {})
+
+
+def scheduled(
+    schedule_id: str, name: str = "nightly", tenant: str = "default", declared_by: str | None = None, **columns: Any
+) -> ScheduleChange:
+    """The change of a schedule that is there."""
+    task = TaskSpec(task_type="send", payload=b"\x00\xff", tenant_id=tenant)
+    spec = ScheduleSpec(name=name, task=task, cron_expression="0 3 * * *", declared_by=declared_by)
+    first: dict[str, Any] = {"version": 1, "created_at": 1, "updated_at": 1, "next_fire_at": 7, "tzdata": "2025b"}
+    return ScheduleChange(schedule_id, Schedule(schedule_id=schedule_id, spec=spec, **(first | columns)))
 
 
 class ViewContract:
@@ -229,6 +251,108 @@ class ViewContract:
         with pytest.raises(ValueError, match="cursor"):
             view.tasks(TaskFilter(), 10, cursor)
 
+    # --- schedules ----------------------------------------------------------------------------------------------------
+
+    def test_a_view_without_schedules(self, view: View) -> None:
+        assert view.schedule("nobody") is None
+        assert view.schedule_rows([]) == view.schedule_rows(["nobody"]) == {}
+        assert view.schedules(ScheduleFilter(), 10) == ([], None)
+
+    def test_a_schedule_is_what_it_was_changed_to_last(self, view: View) -> None:
+        first, other, fired = scheduled("a", "täglich"), scheduled("b"), scheduled("a", "täglich", version=2, fired=1)
+        view.apply([Batch(0, [begun("t")], Position(1, 1), [first, other])])
+        assert view.schedule("a") == first.schedule
+        view.apply([Batch(0, [], Position(2, 1), [fired])])
+        assert view.schedule("a") == fired.schedule
+        assert view.schedule_rows(["b", "nobody", "a"]) == {"a": fired.schedule, "b": other.schedule}
+        assert schedule_pages(view, ScheduleFilter(), 10) == ["b", "a"]
+        assert view.schedules(ScheduleFilter(), 10).rows[1] == fired.schedule
+        assert view.task("t") is not None
+
+    def test_a_schedule_that_was_deleted_is_gone_until_it_is_created_again(self, view: View) -> None:
+        gone = ScheduleChange("a", None)
+        view.apply([Batch(0, [], Position(1, 1), [scheduled("a"), scheduled("b"), ScheduleChange("never", None)])])
+        view.apply([Batch(0, [], Position(2, 1), [gone])])
+        assert view.schedule("a") is None
+        assert schedule_pages(view, ScheduleFilter(), 10) == ["b"]
+        view.apply([Batch(0, [], Position(3, 1), [gone])])
+        again = scheduled("a", "later", created_at=9)
+        view.apply([Batch(0, [], Position(4, 1), [again])])
+        assert view.schedule("a") == again.schedule
+        assert schedule_pages(view, ScheduleFilter(), 10) == ["a", "b"]
+
+    def test_schedules_of_a_batch_that_was_applied_are_not_applied_again(self, view: View) -> None:
+        view.apply([Batch(0, [], Position(5, 1), [scheduled("a")])])
+        view.apply([Batch(0, [], Position(5, 1), [scheduled("a", version=2), scheduled("b")])])
+        view.apply([Batch(1, [], Position(1, 1), [scheduled("c")])])
+        assert view.schedule("a") == scheduled("a").schedule
+        assert schedule_pages(view, ScheduleFilter(), 10) == ["a", "c"]
+
+    def test_schedules_are_in_the_order_of_tenants_names_and_ids(self, view: View) -> None:
+        names = itertools.product(("x", "y", "ÿ"), ("B", "a", "a b", "a:b", "ä", "🙂"), range(3))
+        keys = [(tenant, name, f"s{hash_of(tenant, name, number)}") for tenant, name, number in names]
+        changes = [scheduled(schedule_id, name, tenant) for tenant, name, schedule_id in keys]
+        view.apply([Batch(0, [], Position(1, 1), changes[::-1])])
+        for limit in (1, 4, 7, len(keys), len(keys) + 1):
+            assert schedule_pages(view, ScheduleFilter(), limit) == [key[2] for key in sorted(keys)], limit
+            wanted = ScheduleFilter(tenant_id="y")
+            assert schedule_pages(view, wanted, limit) == [key[2] for key in sorted(keys) if key[0] == "y"], limit
+
+    def test_each_filter_of_schedules_and_all_of_them_together(self, view: View) -> None:
+        changes = [
+            scheduled(f"s{number:03}", f"n{number:03}", tenant, declared_by, is_paused=bool(paused))
+            for number, (tenant, declared_by, paused, _) in enumerate(
+                itertools.product(("x", "y"), (None, "app", "other"), (0, 1), range(5))
+            )
+        ]
+        view.apply([Batch(0, [], Position(1, 1), changes)])
+        for tenant, declared_by, paused in itertools.product(
+            (None, "x", "nobody"), (None, "app", "none"), (None, True, False)
+        ):
+            wanted = ScheduleFilter(tenant_id=tenant, declared_by=declared_by, is_paused=paused)
+            expected = sorted(
+                (row.spec.task.tenant_id, schedule_id)
+                for schedule_id, row in changes
+                if row is not None
+                and tenant in (None, row.spec.task.tenant_id)
+                and declared_by in (None, row.spec.declared_by)
+                and paused in (None, row.is_paused)
+            )
+            assert schedule_pages(view, wanted, 4) == [schedule_id for _, schedule_id in expected], wanted
+
+    def test_lists_of_schedules_follow_what_changed(self, view: View) -> None:
+        view.apply([Batch(0, [], Position(1, 1), [scheduled("a", "m"), scheduled("b", "n", declared_by="app")])])
+        moved = [scheduled("a", "z", version=2, is_paused=True), scheduled("b", "n", "y", version=2)]
+        view.apply([Batch(0, [], Position(2, 1), moved)])
+        assert schedule_pages(view, ScheduleFilter(), 1) == ["a", "b"]
+        assert schedule_pages(view, ScheduleFilter(tenant_id="default"), 10) == ["a"]
+        assert schedule_pages(view, ScheduleFilter(is_paused=True), 10) == ["a"]
+        assert schedule_pages(view, ScheduleFilter(declared_by="app"), 10) == []
+        view.apply([Batch(0, [], Position(3, 1), [scheduled("a", "z", version=3)])])
+        assert schedule_pages(view, ScheduleFilter(is_paused=False), 10) == ["a", "b"]
+
+    def test_schedules_that_come_between_two_pages_disturb_no_page(self, view: View) -> None:
+        view.apply([Batch(0, [], Position(1, 1), [scheduled(f"s{number}", f"n{number}") for number in range(10)])])
+        page = view.schedules(ScheduleFilter(), 5)
+        news = [ScheduleChange("s4", None), ScheduleChange("s7", None), scheduled("new", "a")]
+        view.apply([Batch(0, [], Position(2, 1), news)])
+        rest = view.schedules(ScheduleFilter(), 100, page.cursor).rows
+        assert [row.schedule_id for row in rest] == ["s5", "s6", "s8", "s9"]
+
+    def test_many_schedules_in_one_batch(self, view: View) -> None:
+        changes = [scheduled(f"s{number:04}", f"n{number:04}") for number in range(3_000)]
+        view.apply([Batch(0, [], Position(1, 1), changes)])
+        view.apply([Batch(0, [], Position(2, 1), [ScheduleChange(f"s{number:04}", None) for number in range(2_000)])])
+        assert schedule_pages(view, ScheduleFilter(), 700) == [f"s{number}" for number in range(2_000, 3_000)]
+        assert view.schedule_rows(f"s{number:04}" for number in range(1_990, 2_010)).keys() == {
+            f"s{number}" for number in range(2_000, 2_010)
+        }
+
+    @pytest.mark.parametrize("cursor", ["", "x", "🙂", "===", "W10", "WyJhIl0", "bnVsbA", "WyJhIiwiYiIsMV0"])
+    def test_a_cursor_of_schedules_that_is_not_ours_is_refused(self, view: View, cursor: str) -> None:
+        with pytest.raises(ValueError, match="cursor"):
+            view.schedules(ScheduleFilter(), 10, cursor)
+
     def test_close_may_be_repeated(self, view: View) -> None:
         view.close()
         view.close()
@@ -246,6 +370,24 @@ def pages(view: View, wanted: TaskFilter, limit: int) -> list[str]:
             return ids
         assert len(page.rows) == limit
         cursor = page.cursor
+
+
+def hash_of(*parts: object) -> int:
+    """A number that is not in the order of the parts."""
+    return zlib.crc32(repr(parts).encode())
+
+
+def schedule_pages(view: View, wanted: ScheduleFilter, limit: int) -> list[str]:
+    """The ids of all pages of a list of schedules."""
+    ids: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = view.schedules(wanted, limit, cursor)
+        assert len(page.rows) <= limit
+        ids += [row.schedule_id for row in page.rows]
+        cursor = page.cursor
+        if cursor is None:
+            return ids
 
 
 def matches(row: TaskRow, wanted: TaskFilter) -> bool:
