@@ -169,6 +169,12 @@ def _of_partitions(wanted: WantedTopic, found: FoundTopic) -> Difference:
             "API processes choose among the partitions that are there",
             f"set kafka.reply_partitions={count}",
         )
+    elif wanted.spec.is_kept_until_trimmed:
+        meaning = "a slot of the delay wheel is found by its number: with other partitions tasks are not found any more"
+        remedy = (
+            "set shards to what task-requests has partitions, of which each has its slots here; if that is right, the "
+            "topic was made by hand: remove it before any task waits in it, and apply again"
+        )
     elif wanted.spec.partitions == 1:
         meaning, remedy = "only the first partition is used", "leave it, or remove the topic and apply again"
     else:

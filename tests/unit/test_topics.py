@@ -132,6 +132,15 @@ def test_another_number_of_shards_can_be_brought_about_by_nothing(topic: str) ->
     assert not compared(there).allowed(change_settings=True, allow_data_loss=[name])
 
 
+def test_slots_of_the_wheel_are_as_many_as_the_shards_have() -> None:
+    there, name = found(), f"{PREFIX}{delay_topic(1)}"
+    there[name] = replace(there[name], partitions=7)
+    difference = only_difference(there)
+    assert (difference.wanted, difference.found) == (str(6 * 16), "7")
+    assert "task-requests" in difference.remedy
+    assert not compared(there).allowed(change_settings=True, allow_data_loss=[name])
+
+
 @pytest.mark.parametrize(("topic", "setting"), [("ready.mail.high", "ready_partitions"), (REPLIES, "reply_partitions")])
 def test_partitions_of_other_topics_can_be_followed(topic: str, setting: str) -> None:
     there = found(queues=["mail"])
