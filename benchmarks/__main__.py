@@ -21,6 +21,8 @@ from benchmarks import (
     api,
     cluster,
     cluster_losses,
+    cluster_schedules,
+    cluster_timers,
     on_kafka,
     projection,
     scheduler_loss,
@@ -41,7 +43,11 @@ ENGINES = ("embedded", "kafka")
 _EMBEDDED = (start_latency, throughput, timer_accuracy, waiting, scheduler_loss, api, projection)
 BENCHMARKS: Mapping[str, Mapping[str, Benchmark[Any]]] = {
     "embedded": {module.BENCHMARK.name: module.BENCHMARK for module in _EMBEDDED},
-    "kafka": {benchmark.name: benchmark for benchmark in (*on_kafka.BENCHMARKS, *cluster_losses.BENCHMARKS)},
+    "kafka": {
+        benchmark.name: benchmark
+        for module in (on_kafka, cluster_losses, cluster_timers, cluster_schedules)
+        for benchmark in module.BENCHMARKS
+    },
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.cluster import ClusterStage
@@ -48,8 +48,22 @@ class Audit:
 
 def audit(stage: ClusterStage) -> Audit:
     """Read all events. Raises NothingMeasured: they cannot be read."""
-    found, epochs = Audit(), Counter[int]()
+    found = Audit()
     sources: Counter[tuple[str | None, int, int | None]] = Counter()
+    for partition, event, is_valid in events_of(stage):
+        if not is_valid:
+            found.void += 1
+            continue
+        if event.source_offset is not None:
+            sources[event.source_topic, partition, event.source_offset] += 1
+        _fold(found, event)
+    found.decided_twice = sum(count > 1 for count in sources.values())
+    return found
+
+
+def events_of(stage: ClusterStage) -> Iterator[tuple[int, Event, bool]]:
+    """All events but openings: the partition, the event, and whether its writer had the shard."""
+    epochs = Counter[int]()
     for record in stage.records(TASK_EVENTS):
         try:
             event = _codec.decode(record.value)
@@ -58,14 +72,8 @@ def audit(stage: ClusterStage) -> Audit:
         assert isinstance(event, Event)
         if isinstance(event.body, ShardOpened):
             epochs[record.partition] = max(epochs[record.partition], event.epoch)
-        elif event.epoch < epochs[record.partition]:
-            found.void += 1
         else:
-            if event.source_offset is not None:
-                sources[event.source_topic, record.partition, event.source_offset] += 1
-            _fold(found, event)
-    found.decided_twice = sum(count > 1 for count in sources.values())
-    return found
+            yield record.partition, event, event.epoch >= epochs[record.partition]
 
 
 def _fold(found: Audit, event: Event) -> None:

@@ -86,18 +86,18 @@ def processor_s_of(process: int) -> float:
     return sum(_cpu_ticks(one) for one in _family(process)) / os.sysconf("SC_CLK_TCK")
 
 
-def rss_mb() -> float:
+def rss_mb(process: int | None = None) -> float:
     """Memory of the family that is in RAM now, in MB (10⁶ bytes). NotImplementedError: not on this system."""
-    return _status_mb("VmRSS")
+    return _status_mb("VmRSS", process)
 
 
-def rss_mb_max() -> float:
+def rss_mb_max(process: int | None = None) -> float:
     """The sum of the most that each of them ever had, in MB. NotImplementedError: not on this system."""
-    return _status_mb("VmHWM")
+    return _status_mb("VmHWM", process)
 
 
-def _status_mb(name: str) -> float:
-    found = [text for one in _family() if (text := _field(f"/proc/{one}/status", name)) is not None]
+def _status_mb(name: str, process: int | None) -> float:
+    found = [text for one in _family(process) if (text := _field(f"/proc/{one}/status", name)) is not None]
     if not found:
         raise NotImplementedError("memory is read from /proc, which this system does not have")
     return round(sum(int(text.removesuffix("kB")) for text in found) * 1024 / 1e6, 1)
