@@ -32,6 +32,20 @@ _OPTIONS = {  # how the fields of a request are called here
     "timeout_seconds": "--timeout",
     "max_retries": "--max-retries",
     "tenant_id": "--tenant",
+    "cron_expression": "--cron",
+    "every_seconds": "--every",
+    "calendar": "--on",
+    "timezone": "--tz",
+    "overlap_policy": "--overlap",
+    "misfire_policy": "--misfire",
+    "misfire_max": "--misfire-max",
+    "max_lateness_seconds": "--max-lateness",
+    "jitter_seconds": "--jitter",
+    "gap_policy": "--gap",
+    "fold_policy": "--fold",
+    "start_at": "--from",
+    "end_at": "--until",
+    "cron_id": "--id",
     **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
 }
 HINTS = {
@@ -61,11 +75,12 @@ class Client:
         try:
             return operation.run()
         except Refused as refused:
-            raise self._translated(refused, task_id) from refused
+            raise self.translated(refused, task_id) from refused
         except msgspec.MsgspecError as error:
             raise self._unreachable(f"what answers at {self.url} is no tidewheel of this release") from error
 
-    def _translated(self, refused: Refused, task_id: str | None) -> CommandError:
+    def translated(self, refused: Refused, task_id: str | None = None) -> CommandError:
+        """The refusal as the command line tells it."""
         refusal = refused.refusal
         if isinstance(refused.__cause__, httpx.ConnectError):
             return self._unreachable(f"there is no server at {self.url} ({refused.__cause__})")

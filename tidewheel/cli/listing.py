@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from rich.text import Text
@@ -19,6 +19,14 @@ from tidewheel.terminal import TaskTable, console, show
 T = TypeVar("T")
 
 
+class _Page(Protocol):
+    @property
+    def cursor(self) -> str | None: ...
+
+
+P = TypeVar("P", bound=_Page)
+
+
 def now_us() -> int:
     """Microseconds of Unix time, as this machine has it."""
     return time.time_ns() // 1000
@@ -30,9 +38,7 @@ def check_limit(limit: int | None, every: bool) -> None:
         raise usage("--limit", "is given beside --all", "one of the two")
 
 
-def pages_of(
-    page: Callable[[int, str | None], TaskList], limit: int | None, cursor: str | None, every: bool
-) -> Iterator[TaskList]:
+def pages_of(page: Callable[[int, str | None], P], limit: int | None, cursor: str | None, every: bool) -> Iterator[P]:
     """One page, or every one from `cursor` on."""
     size = PAGE_MAX if every else limit or LIST_DEFAULT
     while True:
@@ -81,9 +87,16 @@ def _inner_json(page: TaskList) -> str:
     return msgspec.json.encode(page.tasks).decode()[1:-1]
 
 
-def each(task_ids: Sequence[str], act: Callable[[str], T], text: Callable[[T], Text], is_json: bool) -> int:
-    """Do it to each task; a refusal of one does not keep the others from it."""
-    task_ids = [task_id_of(task_id) for task_id in task_ids]
+def each(
+    task_ids: Sequence[str],
+    act: Callable[[str], T],
+    text: Callable[[T], Text],
+    is_json: bool,
+    *,
+    checked: Callable[[str], str] = task_id_of,
+) -> int:
+    """Do it to each task, or what else `checked` takes; a refusal of one does not keep the others from it."""
+    task_ids = [checked(task_id) for task_id in task_ids]
     answers: list[T] = []
     code = Exit.OK
     for task_id in task_ids:
