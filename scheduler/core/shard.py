@@ -913,8 +913,11 @@ class Shard:
 
     def next_to_open(self, now: int) -> Place | None:
         """The window whose slot is to be read now. None: all were, or memory is full."""
-        self.parking.wheel.close_due(now)
-        return None if self._is_crowded() else self.parking.wheel.next_to_open()
+        wheel = self.parking.wheel
+        if now < wheel.next_at() or self._is_crowded():
+            return None
+        wheel.close_due(now)
+        return wheel.next_to_open()
 
     def unpark(self, record: ParkedTask, place: Place, source: Source, now: int) -> Effects:
         """Take a task back that was read from its slot, unless the record is void or there twice."""

@@ -58,6 +58,7 @@ class Wheel:
         self.shape = shape
         ends = [self._to_be_closed(level, now) for level in shape.levels]
         self.hands = [Hand(closed=end, opened=end, next_offsets={}, waiting={}) for end in ends]
+        self._note_hands()
 
     def resume(self, marks: Marks) -> None:
         """Go on where a checkpoint stands."""
@@ -71,6 +72,7 @@ class Wheel:
         for place, count in marks.waiting.items():
             level, window = map(int, place.split("/"))
             self.hands[level].waiting[window] = count
+        self._note_hands()
 
     def marks(self) -> Marks:
         """What a checkpoint keeps."""
@@ -140,6 +142,7 @@ class Wheel:
             _, hand.opened = hand.leap
             hand.leap = None
         hand.waiting = {window: count for window, count in hand.waiting.items() if window > hand.opened}
+        self._note_hands()
 
     def is_late(self, due_at: int, place: Place) -> bool:
         """Whether a record in the slot was due before the window being read: whoever wrote it was too late.
@@ -157,14 +160,18 @@ class Wheel:
 
     def read_until(self) -> int:
         """All slots that may hold a task due before this instant were read."""
-        return min((hand.opened + 1) * self.shape.widths_us[level] for level, hand in enumerate(self.hands))
+        return self._read_until
 
     def next_at(self) -> int:
         """When the next window is to be opened; an instant that has passed if one waits to be."""
+        return self._next_at
+
+    def _note_hands(self) -> None:
+        """What the loop asks for at every turn is computed when a hand has moved."""
         shape = self.shape
-        return min(
-            (hand.opened + 1) * shape.widths_us[level] - shape.leads_us[level] for level, hand in enumerate(self.hands)
-        )
+        ends = [(hand.opened + 1) * width for hand, width in zip(self.hands, shape.widths_us, strict=True)]
+        self._read_until = min(ends)
+        self._next_at = min(end - lead for end, lead in zip(ends, shape.leads_us, strict=True))
 
     def waiting(self) -> Iterator[tuple[int, int, int]]:
         """Level, beginning of the window, and about how many tasks wait in it. Safe from any thread."""
