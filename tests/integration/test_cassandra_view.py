@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -18,16 +19,17 @@ from infra.cassandra.rows import ATTEMPT_DEFAULTS, TASK_DEFAULTS
 from infra.local import LocalBroker
 from infra.sqlite import SqliteLogStorage, SqliteView
 from infra.topics import embedded_catalog
-from scheduler.ports import Batch, Entry, Position, TaskFilter, View
+from scheduler.ports import Batch, Entry, Position, ScheduleChange, ScheduleFilter, TaskFilter, View
 from scheduler.projector import Projector
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable
 from schemas.messages import Priority, Status, TaskSpec
 from schemas.topics import TASK_EVENTS
 from tests.cassandra_stage import TIMEOUT_S, empty, keyspace, reachable, session, way
-from tests.contract.view import begun, changed, pages
+from tests.contract.view import begun, changed, pages, schedule_pages, scheduled
 from tests.harness import eventually
 from tests.histories import START, history
+from tests.schedule_histories import schedule_history
 
 pytestmark = pytest.mark.service("cassandra")
 CODEC = Codec.builtin()
@@ -395,6 +397,110 @@ def test_after_a_fork_the_connection_is_refused(view: CassandraView) -> None:
     assert view.task("a") is None
 
 
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_projectors_that_overlap_leave_the_schedules_that_one_alone_would_leave(
+    seed: int, view: CassandraView, settings: CassandraSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read everything, in other batches; now and then one of them starts anew. SQLite says what is right."""
+    monkeypatch.setattr("infra.cassandra.schedules.PLACES_MAX", 2)
+    rng = Random(seed)
+    events, _ = schedule_history(rng, 150)
+    broker = LocalBroker(SqliteLogStorage(":memory:"), embedded_catalog(1))
+    writer, reader = broker.connect(commits=True), broker.connect()
+    right = SqliteView(":memory:")
+    views = [at_now(settings) for _ in range(2)]
+    with structlog.testing.capture_logs():
+        all_views: list[View] = [*views, right]
+        projectors = [Projector(reader, one, CODEC, 1) for one in all_views]
+        at = 0
+        while at < len(events):
+            size = rng.choice([1, 3, 20])
+            writer.append([Entry(TASK_EVENTS, 0, None, CODEC.encode(event)) for event in events[at : at + size]])
+            writer.poll(0)
+            at += size
+            for number in range(3):
+                if rng.random() < 0.4:
+                    projectors[number].step(0)
+            if rng.random() < 0.1:
+                number = rng.randrange(2)
+                projectors[number].close()
+                projectors[number] = Projector(reader, views[number], CODEC, 1)
+        for projector in projectors:
+            while projector.lag():
+                projector.step(0)
+    ids = {event.entity_id for event in events}
+    assert view.schedule_rows(ids) == right.schedule_rows(ids), f"seed {seed}"
+    for tenant, paused, declared_by in product((None, "x"), (None, True, False), (None, "app")):
+        wanted = ScheduleFilter(tenant_id=tenant, is_paused=paused, declared_by=declared_by)
+        assert schedule_pages(view, wanted, 2) == schedule_pages(right, wanted, 2), f"seed {seed}: {wanted}"
+    for one in all_views:
+        one.close()
+
+
+def test_an_old_write_of_a_schedule_never_wins(view: CassandraView, other: CassandraView) -> None:
+    view.apply([Batch(0, [], Position(1, 1), [scheduled("a"), scheduled("b")])])
+    assert other.positions() == {0: Position(1, 1)}
+    other.apply([Batch(0, [], Position(2, 1))])  # from now on it believes that it is alone
+    moved = scheduled("b", "moved", version=3)
+    view.apply([Batch(0, [], Position(4, 1), [ScheduleChange("a", None), moved])])
+    other.apply([Batch(0, [], Position(3, 1), [scheduled("a", "x", version=2), scheduled("b", "x", version=2)])])
+    assert view.schedule_rows(["a", "b"]) == {"b": moved.schedule}
+    assert schedule_pages(view, ScheduleFilter(), 10) == ["b"]
+
+
+def test_a_list_of_schedules_is_right_after_a_write_that_failed_half_way(
+    settings: CassandraSettings, view: CassandraView
+) -> None:
+    """Rows are ahead of what the writer remembers of them: it must not go by that any more."""
+    changes = [scheduled(f"s{number:03}", version=1) for number in range(500)]
+    with way(settings) as (road, by_road):
+        writer = at_now(by_road)
+        writer.apply([Batch(0, [], Position(1, 1), changes)])
+        paused = [scheduled(f"s{number:03}", version=2, is_paused=True) for number in range(500)]
+        road.is_deaf = True  # what is written arrives, and nobody learns of it
+        with pytest.raises(Retriable):
+            writer.apply([Batch(0, [], Position(2, 1), paused)])
+        road.unblock()
+        view.apply([Batch(0, [], Position(2, 1), paused)])
+        resumed = [scheduled(f"s{number:03}", version=3) for number in range(500)]
+        eventually(lambda: _applies(writer, Batch(0, [], Position(3, 1), resumed)), "the write after the outage", 30.0)
+        writer.close()
+    assert len(schedule_pages(view, ScheduleFilter(is_paused=False), 100)) == 500
+    assert schedule_pages(view, ScheduleFilter(is_paused=True), 100) == []
+
+
+def _applies(view: View, batch: Batch) -> bool:
+    try:
+        view.apply([batch])
+    except Retriable:
+        return False
+    return True
+
+
+def test_a_list_is_written_only_where_a_place_changed(view: CassandraView, settings: CassandraSettings) -> None:
+    view.apply([Batch(0, [], Position(1, 1), [scheduled("a"), scheduled("b")])])
+    view.apply([Batch(0, [], Position(2, 1), [scheduled("a", version=2, fired=1), scheduled("b", is_paused=True)])])
+    rows = view._session.run(
+        f"SELECT schedule_id, WRITETIME(is_paused) FROM {settings.keyspace}.schedules_by_tenant", TIMEOUT_S
+    )
+    assert sorted(rows) == [("a", 1), ("b", 2)]
+
+
+def test_a_list_of_schedules_that_looked_at_many_tenants_in_vain_goes_on(
+    view: CassandraView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.cassandra.schedules.TENANTS_MAX", 3)
+    changes = [scheduled(f"s{number:02}", tenant=f"t{number:02}", is_paused=number > 7) for number in range(10)]
+    view.apply([Batch(0, [], Position(1, 1), changes)])
+    first = view.schedules(ScheduleFilter(is_paused=True), 10)
+    assert first.rows == [] and first.cursor is not None
+    assert schedule_pages(view, ScheduleFilter(is_paused=True), 10) == ["s08", "s09"]
+    assert schedule_pages(view, ScheduleFilter(), 2) == [f"s{number:02}" for number in range(10)]
+
+
 # --- the schema -------------------------------------------------------------------------------------------------------
 
 
@@ -422,6 +528,26 @@ def test_applying_the_schema_again_changes_nothing_and_rows_stay() -> None:
             CassandraView(settings)
         assert apply_schema(settings).before == 0
         assert view.task("a") is not None
+        view.close()
+
+
+def test_a_schema_without_schedules_is_brought_up_to_date() -> None:
+    with keyspace() as settings:
+        view = CassandraView(settings)
+        view.apply([Batch(0, [begun("a")], Position(1, 1))])
+        view.close()
+        with session(settings) as opened:
+            for table in ("schedules", "schedules_by_tenant"):
+                opened.run(f"DROP TABLE {settings.keyspace}.{table}", TIMEOUT_S)
+            opened.run(f"UPDATE {settings.keyspace}.schema_version SET version = 1 WHERE id = 1", TIMEOUT_S)
+        with pytest.raises(Fatal, match=r"schema 1, this release needs 2: .*tidewheel schema apply"):
+            CassandraView(settings)
+        report = apply_schema(settings)
+        assert (report.before, report.after) == (1, 2)
+        view = CassandraView(settings)
+        assert view.task("a") is not None
+        view.apply([Batch(0, [], Position(2, 1), [scheduled("s")])])
+        assert schedule_pages(view, ScheduleFilter(), 10) == ["s"]
         view.close()
 
 
