@@ -193,6 +193,7 @@ class Shard:
         self._settings = settings
         self._rng = rng
         self._is_loaded = False
+        self._was_behind = True  # until it is known that all overdue slots were read
         self._timers = Timers()
         self._dispatch = Dispatch()
         self._heard: dict[str, int] = {}
@@ -282,14 +283,14 @@ class Shard:
         """Remember what is not in memory as a whole any more."""
         self.state.ended[ended.task_id] = ended
         key = TASK + ended.task_id
-        if self.is_kept_long(ended) or key in self.stored:
+        if self._is_checkpointed(ended) or key in self.stored:
             self.changed.add(key)
         else:
             self.changed.discard(key)  # it came and went between two checkpoints: never written
 
-    def is_kept_long(self, ended: EndedTask) -> bool:
-        """Whether it is remembered for its idempotency key: then over restarts, too."""
-        return ended.keep_until > ended.ended_at + self._settings.ended_kept_us
+    def _is_checkpointed(self, ended: EndedTask) -> bool:
+        """Whether it is remembered over restarts: for its idempotency key, or since an overdue slot may tell of it."""
+        return self._was_behind or ended.keep_until > ended.ended_at + self._settings.ended_kept_us
 
     def _is_next(self, event: Event) -> bool:
         known, body = self.known(event.entity_id), event.body
@@ -316,7 +317,7 @@ class Shard:
         if kind + "/" == SCHEDULE:
             return self.state.schedules.get(entity_id)
         known = self.known(entity_id)
-        return known if isinstance(known, Task) or (known is not None and self.is_kept_long(known)) else None
+        return known if isinstance(known, Task) or (known is not None and self._is_checkpointed(known)) else None
 
     def _ended(self, task: Task, due_at: int | None = None) -> EndedTask:
         settings = self._settings
@@ -1051,7 +1052,8 @@ class Shard:
 
     def forget_ended(self, now: int) -> None:
         """Drop what is remembered of tasks that ended long enough ago, and of which no overdue slot can tell again."""
-        if self._is_behind(now):
+        self._was_behind = self._is_behind(now)
+        if self._was_behind:
             return
         while self._forget and self._forget[0][0] <= now:
             keep_until, task_id, offset = heapq.heappop(self._forget)

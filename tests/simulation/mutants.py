@@ -18,7 +18,7 @@ from scheduler.core.timers import Timers
 from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost, _Batch
 from scheduler.slots import Slots
-from schemas.messages import Event, Outcome, ScheduleFired, ShardOpened, Status, Task
+from schemas.messages import EndedTask, Event, Outcome, ScheduleFired, ShardOpened, Status, Task
 from tests.simulation.world import SimStates
 
 EARLY_US = 3_000_000
@@ -137,6 +137,10 @@ def _as_it_was_considered(evolve: Callable[..., None], shard: Shard, event: Even
         shard.state.schedules.put(replace(after, next_fire_at=before.next_fire_at))
 
 
+def _for_its_key_alone(shard: Shard, ended: EndedTask) -> bool:
+    return ended.keep_until > ended.ended_at + shard._settings.ended_kept_us
+
+
 def _caught_up_or_not(forget: Callable[..., None], shard: Shard, now: int) -> None:
     with _instead(Shard, "_is_behind", False):
         forget(shard, now)
@@ -202,5 +206,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "nominal-times-decided-again": lambda: _around(Shard, "_evolve_schedule", _as_it_was_considered),
     "due-runs-are-forgotten": lambda: patch.object(Shard, "_submit_due", lambda *_args: False),
+    "ended-not-stored-while-slots-are-overdue": lambda: patch.object(Shard, "_is_checkpointed", _for_its_key_alone),
     "windows-not-in-the-checkpoint": lambda: patch.object(Wheel, "resume", lambda _wheel, _marks: None),
 }

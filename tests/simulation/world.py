@@ -44,7 +44,7 @@ class World:
     """What outlives every process: partitions, groups, checkpoints, true time."""
 
     def __init__(self, seed: int, shards: int) -> None:
-        self.rng = Random(seed)
+        self.seed, self.rng = seed, Random(seed)
         self.shards = shards
         self.began = self.now = 1_800_000_000_000_000
         self.faults = Faults()
