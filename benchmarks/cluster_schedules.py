@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from benchmarks.cluster import ClusterOptions, ClusterStage, Process, running
 from benchmarks.cluster_audit import Audit, events_of, settled
-from benchmarks.cluster_timers import schedulers, timers_of_process
+from benchmarks.cluster_timers import WARM_UP, schedulers, timers_of_process, warm_up
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Say, Seed, quantiles
 from benchmarks.load import wait_until
 from benchmarks.machine import processor_s_of, rss_mb, rss_mb_max
@@ -76,7 +76,8 @@ class Schedules(Figures, frozen=True, kw_only=True):
 
 def _measure_schedules(options: SchedulesOptions, folder: Path, say: Say) -> Schedules:
     fires = min(options.fires, options.count)
-    with running(options, folder, fires + 1) as stage:
+    with running(options, folder, fires + 1 + WARM_UP) as stage:
+        warm_up(stage, fires + 1)
         (scheduler,) = schedulers(stage)
         empty_mb, cpu_begun_s = rss_mb(scheduler.pid), processor_s_of(scheduler.pid)
         others = _others(stage, options.count - fires, fires, options.seed)
@@ -130,8 +131,9 @@ def _load(stage: ClusterStage, order: Order) -> float:
     limit_s = WAIT_S + order.count / LOADS_PER_S_MIN
     with stage.log() as log:
         wanted = sum(stage.end_offsets(log)) + order.count
-        begun_s = time.perf_counter()
         producer = send(stage, order)
+        wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
+        begun_s = time.perf_counter()
         is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
         took_s = time.perf_counter() - begun_s
         wait_for(producer, WAIT_S)

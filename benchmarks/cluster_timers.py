@@ -9,6 +9,7 @@ scheduler's memory grew for each task between half of them and all.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ from schemas.wheel import WheelShape
 
 ACCEPTS_PER_S_MIN = 1_000  # slower than that something is broken
 TOMORROW_US = DAY_US  # the nearest of those that wait: none of them is due in a run
+WARM_UP = 200  # tasks
 QUIET_S = 15.0  # for a checkpoint after the load
 ASK_S = 10.0
 SAMPLE, SAMPLE_S = 5_000, 5.0  # records of a topic whose size is looked at, and for how long
@@ -69,7 +71,8 @@ class Timers(Figures, frozen=True, kw_only=True):
 
 def _measure_timers(options: TimersOptions, folder: Path, say: Say) -> Timers:
     count = round(options.rate * options.seconds)
-    with running(options, folder, count + 1) as stage:
+    with running(options, folder, count + 1 + WARM_UP) as stage:
+        warm_up(stage, count + 1)
         if options.waiting:
             say(f"{options.waiting} tasks that wait")
             _park(stage, _far(options.waiting, options.horizon_days, count, stage.blob, options.seed), say)
@@ -142,7 +145,8 @@ class Waiting(Figures, frozen=True, kw_only=True):
 def _measure_waiting(options: WaitingOptions, folder: Path, say: Say) -> Waiting:
     timed = round(options.rate * options.seconds)
     half = options.tasks // 2
-    with running(options, folder, timed + 1) as stage:
+    with running(options, folder, timed + 1 + WARM_UP) as stage:
+        warm_up(stage, timed + 1)
         empty_mb, cpu_begun_s = _rss(stage).now_mb, _scheduler_s(stage)
         first = _park(stage, _far(half, options.horizon_days, timed, stage.blob, options.seed), say)
         time.sleep(QUIET_S)
@@ -212,6 +216,18 @@ class Kept(NamedTuple):
     bytes: float
 
 
+def warm_up(stage: ClusterStage, first: int) -> None:
+    """Run some tasks, noted from `first` on, so that the ready topic is there, and what is imported late."""
+    cells = range(first, first + WARM_UP)
+
+    async def submit() -> None:
+        await stage.noop.asubmit_many([{"index": index, "blob": stage.blob} for index in cells])
+
+    asyncio.run(submit())
+    if not stage.wait_until_settled(WARM_UP, stage.shards):  # with the opening of each shard
+        raise NothingMeasured(f"the tasks of the warm-up did not end within {WAIT_S:.0f} s")
+
+
 def _far(count: int, days: int, index: int, blob: str, seed: int, *, first: int = 0) -> Order:
     begin_us = time.time_ns() // 1_000 + TOMORROW_US
     span_us = days * DAY_US - TOMORROW_US
@@ -225,8 +241,9 @@ def _park(stage: ClusterStage, order: Order, say: Say) -> Parked:
     with stage.log() as log:
         wanted = sum(stage.end_offsets(log)) + order.count
         limit_s = WAIT_S + order.count / ACCEPTS_PER_S_MIN
-        begun_s = time.perf_counter()
         producer = send(stage, order)
+        wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
+        begun_s = time.perf_counter()
         is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
         accepted_s = time.perf_counter() - begun_s
         written_s = wait_for(producer, WAIT_S)

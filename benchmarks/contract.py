@@ -18,7 +18,7 @@ Say = Callable[[str], None]  # tells how far a long run has come
 # What must not happen is added up over the repeats, so that no median hides it.
 SUMMED = frozenset(
     {"count", "missing", "duplicates", "early", "errors", "lost", "unfinished", "decided_twice", "duplicate_starts"}
-    | {"accepted_late", "not_shown", "acknowledged", "void", "accepted_while_down", "errors_while_down"}
+    | {"accepted_late", "not_shown", "doubled", "acknowledged", "void", "accepted_while_down", "errors_while_down"}
 )
 
 

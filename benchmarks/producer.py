@@ -65,7 +65,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return self.begin_us + (number - self.first) * self.span_us // self.count
 
 
-class _Job(msgspec.Struct, frozen=True, kw_only=True):
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     bootstrap: str
     prefix: str
@@ -177,7 +177,7 @@ def write(requests: Iterator[Named], kafka: KafkaSettings) -> int:
 
 def send(stage: ClusterStage, order: Order) -> subprocess.Popen[bytes]:
     """Begin to write an order, in a process of its own; `wait_for` it."""
-    job = _Job(order=order, bootstrap=stage.kafka.bootstrap, prefix=stage.kafka.prefix)
+    job = _Work(order=order, bootstrap=stage.kafka.bootstrap, prefix=stage.kafka.prefix)
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.producer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -203,7 +203,7 @@ def wait_for(process: subprocess.Popen[bytes], timeout_s: float) -> float:
 
 def main() -> int:
     """Take an order from stdin."""
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=_Job)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=_Work)
     begun_s = time.perf_counter()
     try:
         write(requests_of(job.order), KafkaSettings(bootstrap=job.bootstrap, prefix=job.prefix))

@@ -30,9 +30,11 @@ from tests.samples import minimal
 from tests.services import cassandra_address, kafka_bootstrap, require, reserved_ports
 
 ALWAYS = {"engine", "settings", "versions", "noise", "cpu_us_per_task", "missing", "duplicates", "early"}
-MUST_NOT_HAPPEN = ("missing", "early", "lost", "decided_twice")
+MUST_NOT_HAPPEN = ("missing", "early", "lost", "decided_twice", "doubled")
 TINY = {
     "throughput --tasks 200 --warm-up 50 --projectors 0": {"tasks_per_s", "submit_per_s", "log_bytes_per_task"},
+    "timers --rate 50 --seconds 2 --lead-s 5 --waiting 100 --projectors 0": {"p50_ms", "p99_ms", "max_ms"},
+    "cron_loss --rounds 1 --count 3 --projectors 0": {"lost", "doubled", "decided_twice"},
     "worker_loss --rounds 1 --running 5 --projectors 0": {"restart_s_max", "restart_s_p50", "duplicate_starts"},
 }
 

@@ -135,7 +135,7 @@ def _by_level(windows: Sequence[WindowView], now: int) -> Iterable[Row]:
         levels.setdefault(one.level, []).append(one)
     for level, found in levels.items():
         last = max(one.ends_at for one in found)
-        yield Row(_level(level), sum(one.tasks for one in found), f"until {_ahead(last, now)}")
+        yield Row(_level(level), sum(one.tasks for one in found), f"the last {_ahead(last, now)}")
 
 
 def _by_hours(windows: Sequence[WindowView], now: int) -> Iterable[Row]:
