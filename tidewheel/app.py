@@ -151,9 +151,15 @@ class ScheduleDecorator:
     def __init__(self, app: App, rule: Mapping[str, Any], options: ScheduleOptions) -> None:
         self._app, self._rule, self._options = app, rule, options
 
-    def __call__(self, function: Callable[P, R] | TaskType[P, R], /) -> TaskType[P, R]:
+    @overload
+    def __call__(self, function: TaskType[P, R], /) -> TaskType[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> TaskType[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> TaskType[P, R]: ...
+    def __call__(self, function: Any, /) -> Any:
         """Declare the schedule; gives the task type."""
-        task_type: TaskType[P, R] = function if isinstance(function, TaskType) else self._app.task(function)
+        task_type = function if isinstance(function, TaskType) else self._app.task(function)
         self._app.schedules.declare(task_type.schedule_fields(self._rule, self._options))
         return task_type
 
