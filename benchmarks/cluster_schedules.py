@@ -24,7 +24,7 @@ from benchmarks.cluster_timers import WARM_UP, schedulers, timers_of_process, wa
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Say, Seed, quantiles
 from benchmarks.load import wait_until
 from benchmarks.machine import processor_s_of, rss_mb, rss_mb_max
-from benchmarks.producer import Named, Order, requests_of, send, wait_for, write
+from benchmarks.producer import Named, Order, requests_of, sending, wait_for, write
 from benchmarks.stage import WAIT_S
 from scheduler.core.schedule import recurrence_of
 from schemas.codec import Codec
@@ -131,12 +131,12 @@ def _load(stage: ClusterStage, order: Order) -> float:
     limit_s = WAIT_S + order.count / LOADS_PER_S_MIN
     with stage.log() as log:
         wanted = sum(stage.end_offsets(log)) + order.count
-        producer = send(stage, order)
-        wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
-        begun_s = time.perf_counter()
-        is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
-        took_s = time.perf_counter() - begun_s
-        wait_for(producer, WAIT_S)
+        with sending(stage, order) as producer:
+            wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
+            begun_s = time.perf_counter()
+            is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
+            took_s = time.perf_counter() - begun_s
+            wait_for(producer, WAIT_S)
     if not is_done:
         raise NothingMeasured(f"{order.count} schedules were not made within {limit_s:.0f} s")
     return took_s

@@ -25,7 +25,7 @@ from benchmarks.cluster import ClusterOptions, ClusterStage, Process, running
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Say, Seed, quantiles
 from benchmarks.load import wait_until
 from benchmarks.machine import rss_mb, rss_mb_max
-from benchmarks.producer import DAY_US, Order, send, wait_for
+from benchmarks.producer import DAY_US, Order, sending, wait_for
 from benchmarks.stage import WAIT_S
 from scheduler.ports import TopicPartition
 from scheduler.timer_report import TimersView
@@ -238,15 +238,15 @@ def _far(count: int, days: int, index: int, blob: str, seed: int, *, first: int 
 
 def _park(stage: ClusterStage, order: Order, say: Say) -> Parked:
     """Submit them, and wait until the scheduler has accepted all and parked all."""
+    limit_s = WAIT_S + order.count / ACCEPTS_PER_S_MIN
     with stage.log() as log:
         wanted = sum(stage.end_offsets(log)) + order.count
-        limit_s = WAIT_S + order.count / ACCEPTS_PER_S_MIN
-        producer = send(stage, order)
-        wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
-        begun_s = time.perf_counter()
-        is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
-        accepted_s = time.perf_counter() - begun_s
-        written_s = wait_for(producer, WAIT_S)
+        with sending(stage, order) as producer:
+            wait_until(lambda: sum(stage.end_offsets(log)) > wanted - order.count, WAIT_S)  # its interpreter has begun
+            begun_s = time.perf_counter()
+            is_done = wait_until(lambda: sum(stage.end_offsets(log)) >= wanted, limit_s, every_s=0.05)
+            accepted_s = time.perf_counter() - begun_s
+            written_s = wait_for(producer, WAIT_S)
         if not is_done:
             raise NothingMeasured(f"{order.count} tasks were not accepted within {limit_s:.0f} s")
     say(f"    written in {written_s:.0f} s, accepted in {accepted_s:.0f} s")
@@ -268,7 +268,8 @@ def _submit_timers(stage: ClusterStage, count: int, options: TimersOptions | Wai
         seed=seed,
     )
     shift_ns = time.perf_counter_ns() - time.time_ns()
-    wait_for(send(stage, order), options.lead_s + WAIT_S)
+    with sending(stage, order) as producer:
+        wait_for(producer, options.lead_s + WAIT_S)
     return [order.due_us(number) * 1_000 + shift_ns for number in range(count)]
 
 

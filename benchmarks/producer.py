@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -175,8 +176,9 @@ def write(requests: Iterator[Named], kafka: KafkaSettings) -> int:
     return count
 
 
-def send(stage: ClusterStage, order: Order) -> subprocess.Popen[bytes]:
-    """Begin to write an order, in a process of its own; `wait_for` it."""
+@contextmanager
+def sending(stage: ClusterStage, order: Order) -> Iterator[subprocess.Popen[bytes]]:
+    """Write an order in a process of its own; `wait_for` it within the block, after which it is no more."""
     job = _Work(order=order, bootstrap=stage.kafka.bootstrap, prefix=stage.kafka.prefix)
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.producer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -185,17 +187,21 @@ def send(stage: ClusterStage, order: Order) -> subprocess.Popen[bytes]:
     process.stdin.write(msgspec.json.encode(job))
     process.stdin.close()
     process.stdin = None
-    return process
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def wait_for(process: subprocess.Popen[bytes], timeout_s: float) -> float:
-    """Until all is acknowledged by the brokers; how many seconds that took in the process."""
+    """Until all is acknowledged by the brokers; how many seconds that took there. NothingMeasured: it failed."""
     try:
         said, _ = process.communicate(timeout=timeout_s)
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
+    except subprocess.TimeoutExpired as error:
+        raise NothingMeasured(f"the producer did not end within {timeout_s:.0f} s") from error
     if process.returncode:
         raise NothingMeasured(f"the producer ended with code {process.returncode}")
     return float(said.splitlines()[-1])
