@@ -49,6 +49,7 @@ from schemas.limits import PAGE_MAX
 from schemas.messages import (
     ControlSchedule,
     CreateSchedule,
+    EndedTask,
     Outcome,
     Reply,
     RunSchedule,
@@ -56,6 +57,7 @@ from schemas.messages import (
     ScheduleAction,
     ScheduleRequest,
     ScheduleSpec,
+    Task,
     UpdateSchedule,
 )
 
@@ -68,6 +70,9 @@ MADE_KEPT = 1_000  # schedules that were made here and may not be in the view ye
 
 class LiveSchedules(Protocol):
     """What the shards have in memory; answers at once, from any thread."""
+
+    def get(self, task_id: str) -> Task | EndedTask | None:
+        """The task, what is remembered of its end, or None if its shard does not know it (any more)."""
 
     def schedule(self, schedule_id: str) -> Schedule | None:
         """The schedule, or None if there is none. Raises LookupError: its shard is not here."""
@@ -332,7 +337,8 @@ class ScheduleService:
             known = yield from self._known(schedule_id)
             last_at = min(wanted.last_at, known.considered_at)
             times = _times(known.spec, wanted.first_at, last_at)
-            done = yield from self._rows(schedule_id, times)
+            shown = yield from self._rows(schedule_id, times)
+            done = {time for time in times if time in shown or self._live.get(run_id(schedule_id, time)) is not None}
             lacking = tuple(run_id(schedule_id, time) for time in times if time not in done)
             if not lacking:
                 return BackfilledRuns(runs=())

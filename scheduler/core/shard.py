@@ -804,6 +804,12 @@ class Shard:
                 for task_id in to_cancel(schedule):
                     self._overtake(task_id, effects, now)
                 return False
+            if (
+                known := self.known(run.task_id)
+            ) is not None:  # a view that lags did not show it, or others submitted it
+                is_live = known.status not in TERMINAL
+                self._keep_schedule(schedule_id, with_run(schedule, run.task_id, is_live=is_live), now)
+                continue
             if self._is_full(schedule.spec.task) is not None:
                 return True
             spec = msgspec.structs.replace(schedule.spec.task, scheduled_at=run.nominal_at)

@@ -181,6 +181,18 @@ def test_a_backfill_runs_what_has_no_run_and_nothing_twice(call: Caller, surface
     assert call("POST", f"{CRON}/{cron_id}/backfill", json=PAST).json() == {"runs": []}
 
 
+def test_a_waiting_run_whose_id_somebody_takes_is_that_task(call: Caller, surface: Surface) -> None:
+    cron_id = create(call)["cron_id"]
+    before = call("POST", f"{CRON}/{cron_id}/trigger").json()["task_id"]
+    taken, later = (f"{cron_id}.{time}" for time in PAST_RUNS[:2])
+    call("POST", f"{CRON}/{cron_id}/backfill", json={**PAST, "to": "2026-01-02T23:00:00Z"})
+    assert shown(call, cron_id)["waiting"] == [taken, later]
+    assert call("POST", TASKS, json={"task_type": "b", "task_id": taken}).status_code == 202
+    for task_id in (before, taken, later):
+        surface.succeed(task_id)
+    surface.until(lambda: shown(call, cron_id)["running"] == shown(call, cron_id)["waiting"] == [])
+
+
 def test_a_backfill_has_bounds(call: Caller) -> None:
     cron_id = create(call)["cron_id"]
     path = f"{CRON}/{cron_id}/backfill"
