@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -90,7 +91,7 @@ class AppSchedules:
         cursor: str | None = None
         wanted = ScheduleFilter(declared_by=self._app.name)
         while True:
-            page = self._run(self._backend.list_schedules(wanted, limit=PAGE_MAX, cursor=cursor))
+            page = self._run(partial(self._backend.list_schedules, wanted, limit=PAGE_MAX, cursor=cursor))
             yield from page.schedules
             cursor = page.cursor
             if cursor is None:
@@ -104,44 +105,44 @@ class AppSchedules:
 
     def create(self, fields: Mapping[str, Any]) -> CreatedSchedule:
         """Make a schedule from the fields of POST /api/v1/cron-tasks; `payload` is JSON as bytes."""
-        return self._run(self._backend.create(fields))
+        return self._run(lambda: self._backend.create(fields))
 
     def get(self, schedule_id: str) -> ScheduleView:
         """How a schedule stands."""
-        return self._run(self._backend.get(schedule_id))
+        return self._run(lambda: self._backend.get(schedule_id))
 
     def update(self, schedule_id: str, fields: Mapping[str, Any]) -> ScheduleView:
         """Change a schedule; absent fields stay, None stands for the default."""
-        return self._run(self._backend.update(schedule_id, fields))
+        return self._run(lambda: self._backend.update(schedule_id, fields))
 
     def pause(self, schedule_id: str, reason: str | None = None) -> ScheduleView:
         """Let it fire no more until it is resumed."""
-        return self._run(self._backend.pause(schedule_id, reason=reason))
+        return self._run(lambda: self._backend.pause(schedule_id, reason=reason))
 
     def resume(self, schedule_id: str) -> ScheduleView:
         """Let it fire again; what was missed is decided by its misfire policy."""
-        return self._run(self._backend.resume(schedule_id))
+        return self._run(lambda: self._backend.resume(schedule_id))
 
     def delete(self, schedule_id: str) -> None:
         """Make an end of it; its runs go on."""
-        self._run(self._backend.delete(schedule_id))
+        self._run(lambda: self._backend.delete(schedule_id))
 
     def trigger(self, schedule_id: str) -> TaskHandle[Any]:
         """Run it now; the task of the run."""
-        return self._app.handle(self._run(self._backend.trigger(schedule_id)).task_id)
+        return self._app.handle(self._run(lambda: self._backend.trigger(schedule_id)).task_id)
 
     def backfill(self, schedule_id: str, first: datetime, last: datetime, runs_max: int = 100) -> tuple[str, ...]:
         """Run those nominal times of a range that have no run; the ids of their tasks."""
         fields = {"from": first, "to": last, "max": runs_max}
-        return self._run(self._backend.backfill(schedule_id, fields)).runs
+        return self._run(lambda: self._backend.backfill(schedule_id, fields)).runs
 
     @property
     def _backend(self) -> ScheduleBackend:
         return self._app.backend.schedules
 
-    def _run(self, doable: Doable[T]) -> T:
+    def _run(self, operation: Callable[[], Doable[T]]) -> T:
         try:
-            return doable.run()
+            return operation().run()
         except Refused as refused:
             raise translated_of_schedule(refused) from refused
 
