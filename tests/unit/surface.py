@@ -65,6 +65,7 @@ class FaultyView(SqliteView):
     is_down = False
     stale_reads = 0  # so many reads of a task still show it as it was
     stale_row: TaskRow | None = None
+    unseen: frozenset[str] = frozenset()  # tasks that it does not show yet among several
 
     def task(self, task_id: str) -> TaskRow | None:
         self._check()
@@ -75,7 +76,7 @@ class FaultyView(SqliteView):
 
     def rows(self, task_ids: Iterable[str]) -> dict[str, TaskRow]:
         self._check()
-        return super().rows(task_ids)
+        return super().rows(task_id for task_id in task_ids if task_id not in self.unseen)
 
     def tasks(self, wanted: TaskFilter, limit: int, cursor: str | None = None) -> TaskPage:
         self._check()
