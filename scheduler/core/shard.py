@@ -804,9 +804,8 @@ class Shard:
                 for task_id in to_cancel(schedule):
                     self._overtake(task_id, effects, now)
                 return False
-            if (
-                known := self.known(run.task_id)
-            ) is not None:  # a view that lags did not show it, or others submitted it
+            known = self.known(run.task_id)
+            if known is not None:  # a backfill asked for it with a view that lags
                 is_live = known.status not in TERMINAL
                 self._keep_schedule(schedule_id, with_run(schedule, run.task_id, is_live=is_live), now)
                 continue
