@@ -354,8 +354,8 @@ class ScheduleService:
                 reply_to=self._reply_to,
             )
             reply = yield from self._asked(request)
-            if reply.outcome is Outcome.ACCEPTED:
-                return BackfilledRuns(runs=lacking)
+            if reply.outcome in (Outcome.ACCEPTED, Outcome.DUPLICATE):  # the shard knows of runs that the view lacks
+                return BackfilledRuns(runs=lacking if reply.outcome is Outcome.ACCEPTED else ())
             if reply.outcome is not Outcome.VIEW_BEHIND or self._monotonic() >= give_up_at:
                 break
             yield from pause(pause_s)

@@ -44,6 +44,7 @@ from schemas.messages import (
 
 SCHEDULE_ID_MAX = 90  # characters: with a nominal time behind it, it still is a name
 REASON_MAX = decisions.REASON_MAX
+ALL_RUN = "all nominal times of the range have their runs"
 BACKFILL_MAX = 1_000  # runs of one request: they are held in memory, and in one event
 
 
@@ -198,5 +199,5 @@ def _decide_backfill(
     times = takewhile(lambda time: time <= last_at, recurrence.onward(first_at - 1, last_at))
     runs = [DueRun(task_id=run_id(known.schedule_id, time), nominal_at=time) for time in times if time not in done]
     if not runs:
-        return _refused(Outcome.DUPLICATE, "all nominal times of the range have their runs")
+        return _refused(Outcome.DUPLICATE, ALL_RUN)
     return ScheduleDecision(ScheduleBackfilled(runs=tuple(runs)))

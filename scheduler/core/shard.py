@@ -73,6 +73,7 @@ from schemas.messages import (
     RequestForwarded,
     RunSchedule,
     Schedule,
+    ScheduleBackfilled,
     ScheduleCreated,
     ScheduleFired,
     ScheduleFlagged,
@@ -530,7 +531,17 @@ class Shard:
                 origin = source.origin
                 place = f"{source.offset}" if origin is None else f"{origin.partition}-{origin.offset}"
                 is_view_ahead = request.view_offset > self.forgotten_offset
-                return schedule_requests.decide_run(known, request, place, now, is_view_ahead=is_view_ahead)
+                decision = schedule_requests.decide_run(known, request, place, now, is_view_ahead=is_view_ahead)
+                return self._of_new_runs(decision)
+
+    def _of_new_runs(self, decision: ScheduleDecision) -> ScheduleDecision:
+        """Without the runs that the view did not show yet: from now on nobody else can take the ids of the others."""
+        if not isinstance(decision.body, ScheduleBackfilled):
+            return decision
+        runs = tuple(run for run in decision.body.runs if self.known(run.task_id) is None)
+        if not runs:
+            return ScheduleDecision(None, Outcome.DUPLICATE, schedule_requests.ALL_RUN)
+        return decision._replace(body=ScheduleBackfilled(runs=runs))
 
     def _schedule_reply(
         self, request: ScheduleRequest, decision: ScheduleDecision, before: Schedule | None, now: int
@@ -804,11 +815,6 @@ class Shard:
                 for task_id in to_cancel(schedule):
                     self._overtake(task_id, effects, now)
                 return False
-            known = self.known(run.task_id)
-            if known is not None:  # a backfill asked for it with a view that lags
-                is_live = known.status not in TERMINAL
-                self._keep_schedule(schedule_id, with_run(schedule, run.task_id, is_live=is_live), now)
-                continue
             if self._is_full(schedule.spec.task) is not None:
                 return True
             spec = msgspec.structs.replace(schedule.spec.task, scheduled_at=run.nominal_at)
