@@ -80,7 +80,7 @@ def test_a_load_keeps_nobody_waiting_while_the_broker_is_away() -> None:
         (broker,) = services.nodes
         broker.pause()
         assert store.load(0) is None
-        with pytest.raises(Retriable, match="shard 0|shard-state"):
+        with pytest.raises(Retriable, match=r"shard 0|shard-state"):
             eventually(lambda: store.load(0) is not None, "the load gives up")
         broker.resume()
         eventually(lambda: can_load(store), "the broker is back")
