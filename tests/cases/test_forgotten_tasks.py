@@ -32,6 +32,7 @@ def call(surface: Surface) -> Iterator[Caller]:
 def ended(call: Caller, surface: Surface, end: Callable[[str], Any], **fields: Any) -> dict[str, Any]:
     """A task that ended, is forgotten by its shard and shown by the view."""
     accepted = submit(call, **fields)
+    surface.until(lambda: surface.view.task(accepted["task_id"]) is not None)  # one in the wheel is known there alone
     end(accepted["task_id"])
     surface.until(lambda: surface.runtime.live(accepted["task_id"]) is None)
     surface.until(lambda: (row := surface.view.task(accepted["task_id"])) is not None and row.completed_at is not None)

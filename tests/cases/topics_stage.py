@@ -18,18 +18,22 @@ from infra.kafka.topics import TopicAdmin, wanted_topics
 from infra.local import LocalBroker
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
 from infra.topics import ClusterSizes, cluster_catalog, embedded_catalog
+from scheduler.core.shard import ShardSettings
 from scheduler.host import Phase, RuntimeSettings
 from scheduler.ports import Entry, Log, Record, StateStore, TopicPartition
 from scheduler.runtime import SchedulerRuntime
 from schemas.codec import Codec
 from schemas.messages import Event, InvalidRecord, ShardOpened
 from schemas.topics import TASK_EVENTS, TASK_REQUESTS_INVALID
+from schemas.wheel import MINUTE_US, WheelShape
 from tests.harness import eventually
 from tests.services import kafka_bootstrap
 from tidewheel.clock import SteadyClock
 
 ENGINES = ("embedded", pytest.param("kafka", marks=pytest.mark.service("kafka")))
 BUILTIN = Codec.builtin()
+
+WHEEL = WheelShape(widths_us=(MINUTE_US,), leads_us=(MINUTE_US,), slots=2)  # a broker makes few partitions sooner
 
 
 class Topics(NamedTuple):
@@ -46,7 +50,7 @@ class TopicsStage:
     def __init__(self, topics: Topics, codec: Codec, shards: int) -> None:
         self.topics, self.codec, self.shards = topics, codec, shards
         self.log = log = topics.connect()
-        settings = RuntimeSettings(owner="test", checkpoint_us=0)
+        settings = RuntimeSettings(owner="test", checkpoint_us=0, shard=ShardSettings(wheel=WHEEL))
         self.runtime = SchedulerRuntime(log, topics.states, codec, SteadyClock(), Random(1), settings)
         self.until(self._is_active)
 
@@ -140,10 +144,12 @@ def _embedded(shards: int) -> Iterator[Topics]:
 @contextmanager
 def _on_kafka(shards: int) -> Iterator[Topics]:
     settings = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
-    catalog = cluster_catalog(ClusterSizes(shards=shards, reply_partitions=1, replication=1))
+    catalog = cluster_catalog(ClusterSizes(shards=shards, reply_partitions=1, replication=1, wheel=WHEEL))
     admin = TopicAdmin(settings)
-    for topic in wanted_topics(catalog, settings.prefix, ()):
+    wanted = wanted_topics(catalog, settings.prefix, ())
+    for topic in wanted:
         admin.create(topic)
+    admin.await_everywhere({topic.name for topic in wanted})
     states = KafkaStateStore(settings)
     logs: list[Log] = []
 
