@@ -78,6 +78,7 @@ class Facts:
         self._world, self._codec = world, codec
         self.codec = codec
         self._read: dict[int, int] = defaultdict(int)
+        self._parked: dict[TopicPartition, list[ParkedTask | None]] = defaultdict(list)
         self.epochs: dict[int, int] = defaultdict(int)
         self.tasks: dict[str, Task] = {}
         self.schedules: dict[str, Schedule] = {}
@@ -229,9 +230,13 @@ class Facts:
         shown = [task for at, task in self.history[task_id] if at < offset]
         return (shown[-1] if shown else None), offset
 
-    def records(self, partition: TopicPartition) -> list[Record]:
-        """What has landed in a partition."""
-        return self._world.partitions[partition]
+    def parked_in(self, partition: TopicPartition) -> list[ParkedTask | None]:
+        """What has landed in a slot, by offset."""
+        known, records = self._parked[partition], self._world.partitions[partition]
+        for record in records[len(known) :]:
+            message = decoded(self.codec, record.value)
+            known.append(message if isinstance(message, ParkedTask) else None)
+        return known
 
     def schedules_of(self, shard: int) -> dict[str, Schedule]:
         """The schedules of a shard."""
@@ -355,9 +360,8 @@ def parked(facts: Facts, shard: int, marks: Marks, markers: Mapping[str, ParkMar
     for level in SETTINGS.wheel.levels:
         for slot in range(SETTINGS.wheel.slots):
             partition = TopicPartition(delay_topic(level), shard * SETTINGS.wheel.slots + slot)
-            for record in facts.records(partition)[marks.next_offsets.get(f"{level}/{slot}", 0) :]:
-                message = decoded(facts.codec, record.value)
-                if not isinstance(message, ParkedTask):
+            for message in facts.parked_in(partition)[marks.next_offsets.get(f"{level}/{slot}", 0) :]:
+                if message is None:
                     continue
                 task, marker = message.task, markers.get(message.task.task_id)
                 is_void = marker is not None and task.version < marker.version

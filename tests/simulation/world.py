@@ -267,9 +267,10 @@ class SimMember(SimReader):
         self.log, self.group, self.topics = log, group, topics
         self.is_closed = False
         self._assigned: frozenset[TopicPartition] = frozenset()
+        self._wanted = [TopicPartition(topic, p) for topic in topics for p in range(log.world.shards)]
 
     def wanted(self) -> list[TopicPartition]:
-        return [TopicPartition(topic, p) for topic in self.topics for p in range(self._world.shards)]
+        return self._wanted
 
     def refresh(self) -> None:
         """Learn the assignment, sooner or later."""
