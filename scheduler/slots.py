@@ -24,6 +24,7 @@ PARKING_MAX = 10_000  # records written and not acknowledged: their tasks are in
 READ_CHUNK = 500  # records read in one iteration: about 10 ms of work
 OPEN_CHUNK = 16  # windows that are found empty in one iteration
 WAIT_US = 1_000  # between looks for records that were asked for
+CROWDED_US = 50_000  # until it is seen whether there is room for more of a slot
 
 _log = structlog.get_logger(__name__)
 
@@ -64,14 +65,14 @@ class Slots:
         """When `park` or `read` has something to do even if nothing is acknowledged."""
         is_waiting_for_mark = self._opening is not None and self._opening.is_marked and self._opening.end_offset is None
         if self._opening is not None and not is_waiting_for_mark:
-            return now + WAIT_US
+            return now + (CROWDED_US if self._shard.is_crowded() else WAIT_US)
         has_room = self._parking < PARKING_MAX
         return now + WAIT_US if self._refused or (has_room and self._shard.parking.has_more()) else None
 
     def has_news(self) -> bool:
         """Whether something was acknowledged."""
-        is_marked = self._opening is not None and self._opening.end_offset is not None
-        return bool(self._acknowledged or self.failure or is_marked)
+        is_to_be_read = self._opening is not None and self._opening.end_offset is not None
+        return bool(self._acknowledged or self.failure or (is_to_be_read and not self._shard.is_crowded()))
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -139,6 +140,8 @@ class Slots:
         wheel = self._shard.parking.wheel
         next_offset = wheel.next_offset(opening.place)
         if next_offset < opening.end_offset:
+            if self._shard.is_crowded():
+                return False
             next_offset = self._take(opening, next_offset, opening.end_offset, effects, now)
         if next_offset < opening.end_offset:
             return False

@@ -27,13 +27,15 @@ from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import (
     Event,
+    ParkedTask,
     Report,
     ShardOpened,
     Task,
     TaskRedriven,
     TaskStarted,
 )
-from schemas.topics import TASK_EVENTS, TASK_REPORTS
+from schemas.topics import TASK_EVENTS, TASK_REPORTS, delay_topic
+from schemas.wheel import WheelShape
 from tidewheel import App, Engine
 from workers.runtime import WorkerRuntime
 from workers.settings import WorkerSettings
@@ -368,3 +370,18 @@ def history(source: Engine | Path) -> History:
 def live_in(engine: Engine) -> dict[str, Task]:
     """The tasks that the shards of an engine have in memory."""
     return {task.task_id: task for host in engine.runtime.hosts.values() for task in host.shard.state.tasks.values()}
+
+
+def kept_in(engine: Engine) -> dict[str, Task]:
+    """The tasks that an engine has in memory or in its delay wheel, as they were written there last."""
+    live = live_in(engine)  # first: what leaves memory meanwhile is in the wheel by then
+    read, wheel = engine._storage.read, WheelShape()
+    parked: dict[str, Task] = {}
+    for level in wheel.levels:
+        for number in range(SHARDS * wheel.slots):
+            for record in read(TopicPartition(delay_topic(level), number), 0, 1_000):
+                if record.value is not None:
+                    message = _codec.decode(record.value)
+                    assert isinstance(message, ParkedTask)
+                    parked[message.task.task_id] = message.task
+    return parked | live

@@ -763,7 +763,7 @@ class Shard:
         What is due in a window whose slot was not read yet waits until it was, so that all goes out in order.
         """
         effects = Effects.none()
-        until = now if self._is_crowded() else min(now, self.parking.wheel.read_until() - 1)
+        until = now if self.is_crowded() else min(now, self.parking.wheel.read_until() - 1)
         for key in self._timers.pop_due(until, TIMERS_PER_STEP):
             if key.startswith(_WORKER):
                 self._judge_worker(key.removeprefix(_WORKER), effects, now)
@@ -889,11 +889,12 @@ class Shard:
         """Whether a slot that is overdue was not read yet."""
         return self.parking.wheel.read_until() <= now
 
-    def _is_crowded(self) -> bool:
+    def is_crowded(self) -> bool:
+        """Whether no more tasks are to be read from the wheel now: what is due goes on, and makes room."""
         return len(self.state.tasks) >= self._settings.near_max
 
     def _open_at(self) -> int | None:
-        return None if self._is_crowded() else self.parking.wheel.next_at()
+        return None if self.is_crowded() else self.parking.wheel.next_at()
 
     def to_park(self, limit: int) -> list[ToPark]:
         """Records to be written to the wheel; `parked` tells that they are there."""
@@ -926,7 +927,7 @@ class Shard:
     def next_to_open(self, now: int) -> Place | None:
         """The window whose slot is to be read now. None: all were, or memory is full."""
         wheel = self.parking.wheel
-        if now < wheel.next_at() or self._is_crowded():
+        if now < wheel.next_at() or self.is_crowded():
             return None
         wheel.close_due(now)
         return wheel.next_to_open()

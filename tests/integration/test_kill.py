@@ -19,7 +19,7 @@ import pytest
 from scheduler.core.shard import ShardSettings
 from schemas.errors import Fatal
 from schemas.messages import Status
-from tests.harness import TASKS, Api, Served, eventually, history, live_in, notes, running
+from tests.harness import TASKS, Api, Served, eventually, history, kept_in, live_in, notes, running
 from tests.process_app import app, write
 from tidewheel import App
 
@@ -116,7 +116,7 @@ def test_what_follows_from_the_log_is_made_again(data: Path, lost: list[str]) ->
     for name in lost:
         removed(data / name)
     with running(app, data, port=0) as engine, Api(engine.address) as api:
-        assert live_in(engine) == before.live() == history(engine).live()
+        assert kept_in(engine) == before.live() == history(engine).live()
         assert len(before.live()) == 20
         for task_id, task in before.tasks.items():
             shown = api.task(task_id)  # at once: what the log tells is shown as soon as the API answers
@@ -161,7 +161,7 @@ def test_a_damaged_state_or_log_is_told_in_words_and_nothing_is_left_locked(data
         removed(path)
         path.write_bytes(good)
     with running(app, data) as engine:
-        assert len(live_in(engine)) == 20
+        assert len(kept_in(engine)) == 20
 
 
 def test_a_folder_has_one_engine_at_a_time(data: Path) -> None:
@@ -170,4 +170,4 @@ def test_a_folder_has_one_engine_at_a_time(data: Path) -> None:
     with pytest.raises(Fatal, match="start with shards=4"):
         App().embedded(data, shards=2).start()
     with running(app, data) as engine:
-        assert len(live_in(engine)) == 20
+        assert len(kept_in(engine)) == 20
