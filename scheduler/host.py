@@ -66,6 +66,7 @@ LOAD_AGAIN_US = 500_000  # until a load that failed for now is tried again
 HOLD_US, HOLD_US_MAX = 10_000, 1_000_000  # until an input whose schema could not be looked up is tried again
 BLOCKED_US = 5_000  # how soon a full buffer of the log, or an unread gap, is looked at again
 CHECKPOINT_KEY = b"checkpoint"
+OWNER_KEY = b"owner"  # who loaded it last, for people to look at
 
 _log = structlog.get_logger(__name__)
 
@@ -260,9 +261,27 @@ class ShardHost:
                     break  # else another owner opened this epoch or a higher one first
         finally:
             reader.close()
+        yield from self._prove(token)
         for topic, position in shard.state.positions.items():
             self._check_input(topic, position)
         self.shard = shard
+
+    def _prove(self, token: int) -> Generator[None, None, None]:
+        """Make sure that nobody has fenced the state since it was read here.
+
+        Whoever did may have taken a later checkpoint: one without the tasks that it parked, which this owner would have
+        in memory. What this owner says of them would mean nothing to the next one, who loads that checkpoint.
+        """
+        results: list[TidewheelIOError | None] = []
+        owner = self._settings.owner.encode()
+        self._states.commit(self.shard_id, token, [(OWNER_KEY, owner)], results.append)
+        while not results:
+            self._load_at = self._now + LOAD_WAIT_US
+            yield
+        if isinstance(results[0], Fenced):
+            raise Retriable("another owner fenced the state while it was loaded")
+        if results[0] is not None:
+            raise results[0]
 
     def _check_log(self, end_offset: int) -> None:
         if self._next_offset > end_offset:
@@ -294,6 +313,8 @@ class ShardHost:
             self._load_at = self._now + LOAD_WAIT_US
             yield
         for number, (key, value) in enumerate(state):
+            if key == OWNER_KEY:
+                continue
             message = self._decode_state(value)
             if key == CHECKPOINT_KEY:
                 checkpoint = message

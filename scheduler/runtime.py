@@ -169,10 +169,11 @@ class SchedulerRuntime:
                 self._member.seek(TopicPartition(topic, host.shard_id), positions.get(topic, 0))
 
     def statuses(self) -> dict[Status, int]:
-        """How many live tasks of this process have each status."""
+        """How many live tasks of this process have each status; of those in the delay wheel about how many."""
         counts: Counter[Status] = Counter()
         for host in list(self._hosts.values()):
             counts.update(host.shard.statuses.copy())  # a copy is made at once; the scheduler's thread goes on
+            counts[Status.SCHEDULED] += sum(count for _, _, count in host.shard.parking.wheel.waiting())
         return counts
 
     def depth(self) -> dict[tuple[str, str], int]:

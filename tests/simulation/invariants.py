@@ -15,7 +15,7 @@ from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, next_due, 
 from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
 from scheduler.core.task import TERMINAL, evolve
 from scheduler.core.wheel import Marks
-from scheduler.host import CHECKPOINT_KEY, Phase, ShardHost
+from scheduler.host import CHECKPOINT_KEY, OWNER_KEY, Phase, ShardHost
 from scheduler.ports import Entry, Record, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import DecodeError
@@ -377,7 +377,7 @@ def parked(facts: Facts, shard: int, marks: Marks, markers: Mapping[str, ParkMar
 
 def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, world: World) -> None:
     """Invariant 2 again: the checkpoint and the valid events after it give what all events give."""
-    stored = {key: codec.decode(value) for key, value in states.states[shard].items()}
+    stored = {key: codec.decode(value) for key, value in states.states[shard].items() if key != OWNER_KEY}
     checkpoint = stored.pop(CHECKPOINT_KEY, None)
     if not isinstance(checkpoint, ShardCheckpoint):
         return

@@ -10,7 +10,7 @@ from schemas.codec import Codec
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.simulation import Simulation, play
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "400"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "250"))
 FIRST_SEED = int(os.environ.get("SIMULATION_FIRST_SEED", "0"))
 CHUNK = 25
 MUTANT_SEEDS_MAX = 100

@@ -8,6 +8,7 @@ import typing
 import pytest
 from msgspec.structs import replace
 
+from scheduler.core.schedule import SCHEDULE_BODIES
 from scheduler.core.task import NOT_KNOWN, TERMINAL, TRANSITIONS, IllegalTransition, evolve
 from schemas.messages import (
     Event,
@@ -23,7 +24,8 @@ from schemas.messages import (
 from tests.samples import full, minimal
 
 STATUSES = [NOT_KNOWN, *(status for status in Status if status not in (Status.UNKNOWN, Status.SUBMITTED))]
-BODIES = [body for body in typing.get_args(EventBody) if body not in (TaskRejected, RequestForwarded, ShardOpened)]
+OTHERS = {TaskRejected, RequestForwarded, ShardOpened, *SCHEDULE_BODIES}  # change no task
+BODIES = [body for body in typing.get_args(EventBody) if body not in OTHERS]
 
 
 def a_task(status: Status | None) -> Task | None:
