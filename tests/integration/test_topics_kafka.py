@@ -18,6 +18,7 @@ from infra.kafka.topics import Change, TopicAdmin, apply, ensure_topic, plan
 from infra.topics import ClusterSizes, cluster_catalog
 from schemas.errors import Fatal, Retriable
 from schemas.topics import REPLIES, SHARD_STATE, TASK_EVENTS, TASK_REQUESTS
+from schemas.wheel import MINUTE_US, WheelShape
 from tests.harness import eventually
 from tests.services import kafka_bootstrap, own_cluster
 from tidewheel.brokers import check_topics
@@ -25,6 +26,7 @@ from tidewheel.brokers import check_topics
 pytestmark = pytest.mark.service("kafka")
 
 SIZES = ClusterSizes(shards=3, reply_partitions=2, ready_partitions=2)
+SMALL = WheelShape(widths_us=(MINUTE_US,), leads_us=(MINUTE_US,), slots=2)
 CATALOG = cluster_catalog(SIZES)
 ROUNDS, LOOKS = 6, 9  # of brokers that a client chooses at random; without the wait the first rounds fail
 OTHER_RETENTION = cluster_catalog(replace(SIZES, event_retention_ms=3_600_000))
@@ -169,7 +171,7 @@ def test_what_was_just_created_is_there_whichever_broker_answers() -> None:
     with own_cluster(kafka=3) as services:
         for number in range(ROUNDS):
             made = TopicAdmin(KafkaSettings(bootstrap=services.kafka.bootstrap, prefix=f"{number}."))
-            catalog = cluster_catalog(replace(SIZES, shards=16, replication=3))
+            catalog = cluster_catalog(replace(SIZES, shards=16, replication=3, wheel=SMALL))
             apply(made, plan(made, catalog))
             assert plan(made, catalog).is_done
             for _ in range(LOOKS):
