@@ -207,5 +207,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "nominal-times-decided-again": lambda: _around(Shard, "_evolve_schedule", _as_it_was_considered),
     "due-runs-are-forgotten": lambda: patch.object(Shard, "_submit_due", lambda *_args: False),
     "ended-not-stored-while-slots-are-overdue": lambda: patch.object(Shard, "_is_checkpointed", _for_its_key_alone),
+    "loaded-without-proof": lambda: patch.object(ShardHost, "_prove", lambda _host, _token: iter(())),
     "windows-not-in-the-checkpoint": lambda: patch.object(Wheel, "resume", lambda _wheel, _marks: None),
 }
