@@ -198,9 +198,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "memory-before-slots": lambda: _around(Slots, "_let_go", _after_reading),
     "events-of-the-wheel-without-base": lambda: _instead(Shard, "_base", None),
     "any-hint-is-trusted": lambda: _instead(Parking, "is_parked_as", True),
-    "slot-positions-not-in-the-checkpoint": lambda: _around(
-        Wheel, "marks", lambda marks, wheel: marks(wheel)._replace(next_offsets={})
-    ),
     "schedules-not-in-the-checkpoint": lambda: _around(
         Shard, "entity", lambda entity, shard, key: None if key.startswith("schedule/") else entity(shard, key)
     ),
