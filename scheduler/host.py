@@ -38,6 +38,7 @@ from schemas.messages import (
     Request,
     RequestForwarded,
     ScheduleFired,
+    ScheduleFlagged,
     ShardCheckpoint,
     ShardOpened,
     TaskRejected,
@@ -623,6 +624,7 @@ class ShardHost:
         effects = batch.effects
         self.shard.acknowledged(effects.events, self._next_offset - 1)
         self._note_lateness(effects.events)
+        self._tell_flagged(effects.events)
         by_gateway: dict[int, list[Reply]] = {}
         for gateway, reply in effects.replies:
             if 0 <= gateway < self._gateways:  # else whoever wrote the request asks for an answer to nowhere
@@ -640,6 +642,18 @@ class ShardHost:
         if owed or checkpoint:
             self._owed.append(_Owed(owed, checkpoint))
             self._absorb_owed()
+
+    def _tell_flagged(self, events: Sequence[Event]) -> None:
+        """A schedule that fires no more is an operator's business, not only its owner's."""
+        for event in events:
+            if isinstance(event.body, ScheduleFlagged):
+                _log.error(
+                    "schedule fires no more until it is changed or resumed",
+                    shard=self.shard_id,
+                    schedule=event.entity_id,
+                    tenant=event.tenant_id,
+                    problem=event.body.problem,
+                )
 
     def _note_lateness(self, events: Sequence[Event]) -> None:
         """How long after their time tasks and schedules were let go, now that this is in the log."""

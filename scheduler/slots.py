@@ -50,7 +50,6 @@ class Slots:
         self.failure: TidewheelIOError | None = None  # an append that failed: what follows from it is not known
         self._log, self._codec, self._shard = log, codec, shard
         self._parking = 0
-        self._refused: list[ToPark] = []  # the log's buffer was full
         self._acknowledged: list[Sequence[ToPark]] = []
         self._opening: _Opening | None = None
         self._is_closed = False
@@ -66,8 +65,7 @@ class Slots:
         is_waiting_for_mark = self._opening is not None and self._opening.is_marked and self._opening.end_offset is None
         if self._opening is not None and not is_waiting_for_mark:
             return now + (CROWDED_US if self._shard.is_crowded() else WAIT_US)
-        has_room = self._parking < PARKING_MAX
-        return now + WAIT_US if self._refused or (has_room and self._shard.parking.has_more()) else None
+        return now + WAIT_US if self._parking < PARKING_MAX and self._shard.parking.has_more() else None
 
     def has_news(self) -> bool:
         """Whether something was acknowledged."""
@@ -79,15 +77,14 @@ class Slots:
     def park(self, now: int) -> None:
         """Let the tasks go whose records are there, and write more."""
         self._let_go(now)
-        room = min(PARK_CHUNK, PARKING_MAX - self._parking)
-        records, self._refused = self._refused or self._shard.to_park(room), []
+        records = self._shard.to_park(min(PARK_CHUNK, PARKING_MAX - self._parking))
         if not records:
             return
         try:
             self._log.append([self._entry(record) for record in records], partial(self._on_parked, records))
             self._parking += len(records)
-        except Retriable:
-            self._refused = list(records)
+        except Retriable:  # the log's buffer is full. Their windows may be closed when there is room
+            self._shard.parking.put_back(records)
 
     def _let_go(self, now: int) -> None:
         for records in self._acknowledged:

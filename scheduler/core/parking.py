@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.core.wheel import Place, Wheel
@@ -37,10 +37,9 @@ class Parking:
         self._candidates: deque[tuple[str, int, int]] = deque()  # id, version, due
         self._marked_until: list[tuple[int, str]] = []  # a heap
 
-    def offer(self, task: Task, due_at: int | None) -> None:
-        """A task whose events are acknowledged: if it is due far ahead it will leave memory."""
-        if due_at is not None and task.status in PARKED_FROM and self.wheel.place_for(due_at) is not None:
-            self._candidates.append((task.task_id, task.version, due_at))
+    def offer(self, task: Task, due_at: int) -> None:
+        """A task that is due far ahead, and whose events are acknowledged: it is to leave memory."""
+        self._candidates.append((task.task_id, task.version, due_at))
 
     def take(self, tasks: Mapping[str, Task], limit: int) -> list[ToPark]:
         """Up to `limit` records to be written now."""
@@ -51,6 +50,12 @@ class Parking:
             if task is not None and task.version == version and place is not None:
                 taken.append(ToPark(place, task, due_at))
         return taken
+
+    def put_back(self, records: Sequence[ToPark]) -> None:
+        """Records that were not written: when they are taken again another slot may be the right one."""
+        self._candidates.extendleft(
+            (record.task.task_id, record.task.version, record.due_at) for record in reversed(records)
+        )
 
     def has_more(self) -> bool:
         """Whether `take` would find something."""

@@ -126,7 +126,7 @@ _LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
 TASK, MARKER, SCHEDULE = "task/", "marker/", "schedule/"  # begin the keys of what checkpoints hold
-STUCK_US = 1_000_000  # until it is tried again to submit a run for which the shard had no room
+STUCK_US = 1_000_000  # until it is tried again to submit a run for which there was no room, or whose id was taken
 Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
@@ -199,6 +199,7 @@ class Shard:
         self._dispatch = Dispatch()
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
+        self._staying: set[str] = set()  # due far ahead, but not to be parked
         self._suspects: set[str] = set()  # pending that an owner, or a worker, may have died of before
         self._worker_heard: dict[str, int] = {}
         self._forget: list[tuple[int, str, int]] = []  # a heap: when to forget, whom, and the offset of its last event
@@ -379,7 +380,8 @@ class Shard:
             self._offer_to_wheel(task)
         for schedule in self.state.schedules:
             is_urgent = next_due(schedule) or to_cancel(schedule) or schedule.tzdata != tzdata_version()
-            self.state.schedules.look_again_at(schedule.schedule_id, now if is_urgent else schedule_wake_at(schedule))
+            # Its jitter is computed when it is looked at, where an error concerns nobody else.
+            self.state.schedules.look_again_at(schedule.schedule_id, now if is_urgent else schedule.next_fire_at)
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
             self._dispatch.offer(task)
@@ -389,6 +391,7 @@ class Shard:
 
     def _track(self, before: Task | None, after: Task, now: int) -> None:
         task_id, status = after.task_id, after.status
+        self._staying.discard(task_id)
         self.statuses[status] += 1
         if before is not None:
             self.statuses[before.status] -= 1
@@ -579,7 +582,7 @@ class Shard:
                     return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
                 if isinstance(known, EndedTask) and known.keep_until <= now:
                     known = None  # to be forgotten in the very moment
-                if known is None and (reason := self._is_full(request.spec)):
+                if known is None and (reason := self._is_full(request.spec, now)):
                     return Decision(None, Outcome.OVERLOADED, reason)
                 return decisions.decide_submit(known, request, now)
             case CancelTask():
@@ -587,17 +590,21 @@ class Shard:
             case UpdateTask():
                 return decisions.decide_update(known, request, now)
             case RedriveTask():
-                if reason := self._is_full(request.task.spec):
+                if reason := self._is_full(request.task.spec, now):
                     return Decision(None, Outcome.OVERLOADED, reason)
                 return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset, now)
             case DiscardTask():
                 return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
 
-    def _is_full(self, spec: TaskSpec) -> str | None:
+    def _is_full(self, spec: TaskSpec, now: int) -> str | None:
         settings = self._settings
         if len(self.state.tasks) >= settings.tasks_max:
             return f"the shard holds {settings.tasks_max} tasks"
-        if spec.idempotency_key is not None and len(self.state.ended) >= settings.ended_max:
+        if len(self.state.ended) < settings.ended_max:
+            return None
+        if self._is_behind(now):  # then nothing that ended is forgotten
+            return f"{settings.ended_max} tasks ended since there was room to read what is due in the delay wheel"
+        if spec.idempotency_key is not None:
             return f"the shard remembers {settings.ended_max} ended tasks for their idempotency keys"
         return None
 
@@ -815,7 +822,8 @@ class Shard:
                 for task_id in to_cancel(schedule):
                     self._overtake(task_id, effects, now)
                 return False
-            if self._is_full(schedule.spec.task) is not None:
+            # An older task with this id, back from the wheel, has the run taken off by its next event.
+            if self._is_full(schedule.spec.task, now) is not None or self.known(run.task_id) is not None:
                 return True
             spec = msgspec.structs.replace(schedule.spec.task, scheduled_at=run.nominal_at)
             deadline_at = deadline_of(spec.total_timeout_ms, now)
@@ -878,20 +886,26 @@ class Shard:
     # --- the delay wheel -----------------------------------------------------------------------------------------
 
     def _offer_to_wheel(self, task: Task) -> None:
-        has_checkpoint = (
-            task.checkpoint is not None
-        )  # which the view does not show: a change in the wheel would lose it
-        is_run = (schedule_of_run(task.task_id) or "") in self.state.schedules  # which its schedule may have to cancel
-        if not has_checkpoint and not is_run:
-            self.parking.offer(task, decisions.wake_at(task, 0))
+        due_at = decisions.wake_at(task, 0)
+        if task.status not in PARKED_FROM or due_at is None or self.parking.wheel.place_for(due_at) is None:
+            return
+        # A change of a parked task is made of what the view shows, which lacks checkpoints; and runs are here because
+        # their schedule may have to cancel them.
+        if task.checkpoint is not None or (schedule_of_run(task.task_id) or "") in self.state.schedules:
+            self._staying.add(task.task_id)
+        else:
+            self.parking.offer(task, due_at)
 
     def _is_behind(self, now: int) -> bool:
         """Whether a slot that is overdue was not read yet."""
         return self.parking.wheel.read_until() <= now
 
     def is_crowded(self) -> bool:
-        """Whether no more tasks are to be read from the wheel now: what is due goes on, and makes room."""
-        return len(self.state.tasks) >= self._settings.near_max
+        """Whether no more tasks are to be read from the wheel now: what is due goes on, and makes room.
+
+        What stays here until a far retry would make none for days: it does not count.
+        """
+        return len(self.state.tasks) - len(self._staying) >= self._settings.near_max
 
     def _open_at(self) -> int | None:
         return None if self.is_crowded() else self.parking.wheel.next_at()
@@ -1051,6 +1065,7 @@ class Shard:
             "pending": sum(self._dispatch.depth().values()),
             "heard": len(self._heard),
             "suspects": len(self._suspects),
+            "staying": len(self._staying),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
             "markers": len(self.parking.markers),

@@ -9,16 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from scheduler.core.schedule import decide_fire, run_id
-from scheduler.core.shard import Effects, Shard, ShardSettings
+from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.wheel import Place
 from schemas.messages import (
     ControlSchedule,
     CreateSchedule,
+    DueRun,
     Event,
     FoldPolicy,
     GapPolicy,
     MisfirePolicy,
     Outcome,
     OverlapPolicy,
+    ParkedTask,
     Request,
     RunSchedule,
     Schedule,
@@ -377,3 +380,41 @@ def test_effects_of_schedules_are_events_alone() -> None:
     at.advance(MINUTE)
     effects: Effects = at.shard.fire_timers(at.now)
     assert (len(effects.events), effects.replies, effects.signals) == (2, [], [])
+
+
+def test_a_schedule_that_cannot_be_computed_does_not_keep_its_shard_from_loading() -> None:
+    at = stage()
+    create(at, jitter_ms=1_000)
+    schedule = at.shard.state.schedules.get("s")
+    assert schedule is not None
+    broken = replace(schedule, spec=replace(schedule.spec, cron_expression="of another version"))
+    shard = Shard(0, ShardSettings(), Random(1), START)
+    shard.restore(broken)
+    later = ShardStage(shard, START)
+    run(later, MINUTE)
+    assert [event.entity_id for event in of(later, ScheduleFlagged)] == ["s"]
+
+
+def test_a_run_whose_id_comes_back_from_the_wheel_waits_and_is_that_task() -> None:
+    early = stage()
+    taken_id = run_id("s", START - MINUTE * 1_000)
+    early.submit(taken_id, scheduled_at=START + DAY * 1_000)
+    waiting = early.task(taken_id)
+    at = stage()
+    create(at, overlap=OverlapPolicy.QUEUE)
+    ask(at, RunSchedule(request_id="r", schedule_id="s"))
+    at.let_time_work()
+    (running,) = runs(at)
+    schedule = at.shard.state.schedules.get("s")
+    assert schedule is not None
+    at.shard.state.schedules.put(replace(schedule, due=(DueRun(task_id=taken_id, nominal_at=START - MINUTE * 1_000),)))
+    record = ParkedTask(task=waiting, due_at=START + DAY * 1_000)
+    at.shard.unpark(record, Place(3, 0), Source("delay.3", 0), at.now)
+    at.start(running)
+    at.succeed(running)
+    at.let_time_work()
+    assert runs(at) == [running]
+    at.cancel(taken_id)
+    at.let_time_work()
+    after = at.shard.state.schedules.get("s")
+    assert after is not None and after.due == ()

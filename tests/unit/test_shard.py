@@ -8,11 +8,14 @@ from msgspec.structs import replace
 
 from scheduler.core.shard import Effects, Shard, ShardSettings
 from schemas.messages import (
+    AttemptCheckpointed,
     AttemptStarted,
     DiscardTask,
     EndedTask,
+    Jitter,
     Outcome,
     RedriveTask,
+    RetryPolicy,
     SignalKind,
     Status,
     SubmitTask,
@@ -195,3 +198,35 @@ def test_all_that_workers_are_told_bears_the_owner_s_epoch() -> None:
 def started(at: ShardStage, task_id: str) -> AttemptStarted:
     task = at.task(task_id)
     return AttemptStarted(task_id=task_id, task_version=task.version, attempt=1, worker_id="w", started_at=at.now)
+
+
+def test_what_stays_in_memory_until_a_far_retry_does_not_keep_the_wheel_from_being_read() -> None:
+    at = stage(ShardSettings(near_max=2))
+    for task_id in ("a", "b"):
+        at.submit(task_id, retry=RetryPolicy(jitter=Jitter.NONE, delay_ms=24 * HOUR, cap_ms=24 * HOUR))
+        at.start(task_id)
+        assert at.shard.is_crowded() == (task_id == "b")
+        at.tell(
+            AttemptCheckpointed(task_id=task_id, attempt=1, worker_id="w", checkpointed_at=at.now, checkpoint=b"half")
+        )
+    for task_id in ("a", "b"):
+        at.fail(task_id)
+    assert not at.shard.is_crowded()
+    at.submit("c")
+    at.submit("d")
+    assert at.shard.is_crowded()
+
+
+def test_what_ended_while_the_wheel_cannot_be_read_has_a_bound() -> None:
+    at = stage(ShardSettings(near_max=1, ended_max=3))
+    assert outcome(at.submit("waits")) is Outcome.ACCEPTED
+    at.advance(HOUR)
+    for number in range(3):
+        at.submit(f"t{number}")
+        end(at, f"t{number}")
+    at.let_time_work()
+    at.advance(2 * KEPT_MS)
+    at.let_time_work()
+    refused = at.submit("t4")
+    assert outcome(refused) is Outcome.OVERLOADED
+    assert "delay wheel" in (refused.replies[0][1].detail or "")
