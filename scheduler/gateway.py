@@ -276,8 +276,8 @@ class Gateway:
                 late.append(request_id)
         if late:
             error = Undecided(
-                f"no decision within {self._deadline_s:g} s; the task may still be accepted: ask for its status by id, "
-                "or repeat the request with the same task_id or idempotency key"
+                f"no decision within {self._deadline_s:g} s; the request may still be accepted: ask how its task or "
+                "schedule stands, or repeat it with the same id, idempotency key or name"
             )
             self._resolve([(request_id, error) for request_id in late])
 

@@ -230,7 +230,7 @@ class ScheduleChange:
         """The specification after the change. Raises Refused."""
         fields, given = fields_of_spec(spec), self._values
         if any(given.get(name) is not None for name in RULES):
-            for name in (*RULES, "anchor"):
+            for name in RULES if given.get("every_seconds") is not None else (*RULES, "anchor"):
                 fields.pop(name, None)
         if given.keys() & {"payload", "payload_base64"}:
             for name in ("payload", "payload_base64", "content_type"):

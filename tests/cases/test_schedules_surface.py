@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.messages import Schedule, Status
-from tests.cases.test_surface import problem
+from tests.cases.test_surface import fields_of, problem
 from tests.unit.surface import Caller, Surface, fresh_name, running
 
 CRON, TASKS = "/api/v1/cron-tasks", "/api/v1/tasks"
@@ -101,6 +101,14 @@ def test_a_change_leaves_what_it_does_not_name(call: Caller) -> None:
     assert (after["end_at"], after["metadata"], after["payload"]) == (None, {"tenant_id": "t", "k": "w"}, None)
 
 
+def test_an_interval_that_changes_stays_on_its_grid(call: Caller) -> None:
+    cron_id = create(call, cron_expression=None, every_seconds=60, anchor="2026-01-01T00:00:07Z")["cron_id"]
+    call("PATCH", f"{CRON}/{cron_id}", json={"every_seconds": 90})
+    assert (shown(call, cron_id)["every_seconds"], shown(call, cron_id)["anchor"]) == (90, "2026-01-01T00:00:07Z")
+    call("PATCH", f"{CRON}/{cron_id}", json={"cron_expression": "0 9 * * *"})
+    assert (shown(call, cron_id)["every_seconds"], shown(call, cron_id)["anchor"]) == (None, None)
+
+
 def test_a_change_keeps_all_of_the_task(call: Caller, surface: Surface) -> None:
     """Also what no answer shows: the policy of retries and the lease."""
     cron_id = create(call, retry_backoff="fixed", retry_delay_seconds=1.5, lease_seconds=33.3, give_up_on=["E"])[
@@ -131,9 +139,20 @@ def test_a_change_that_changes_nothing_is_no_event(call: Caller) -> None:
     assert call("PATCH", f"{CRON}/{cron_id}", json={"payload": 1}).json()["version"] == version
 
 
-@pytest.mark.parametrize("change", [{}, {"cron_id": "x"}, {"name": "x"}, {"metadata": {"tenant_id": "u"}}, {"nope": 1}])
-def test_what_cannot_change_is_refused(call: Caller, change: dict[str, Any]) -> None:
-    problem(call("PATCH", f"{CRON}/{create(call)['cron_id']}", json=change), 422)
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({}, "body"),
+        ({"cron_id": "x"}, "cron_id"),
+        ({"name": "x"}, "name"),
+        ({"metadata": {"tenant_id": "u"}}, "metadata.tenant_id"),
+        ({"nope": 1}, "nope"),
+    ],
+)
+def test_what_cannot_change_is_refused(call: Caller, change: dict[str, Any], field: str) -> None:
+    cron_id = create(call)["cron_id"]
+    assert fields_of(problem(call("PATCH", f"{CRON}/{cron_id}", json=change), 422)) == {field}
+    assert shown(call, cron_id)["version"] == 1
 
 
 def test_pause_and_resume(call: Caller) -> None:
@@ -235,6 +254,7 @@ def test_a_preview_needs_no_schedule(call: Caller) -> None:
     assert call("POST", f"{CRON}/preview", json=once).json()["next"] == ["2036-01-01T00:00:00Z"]
 
 
-@pytest.mark.parametrize("cron_id", ["nobody", "a b", "%2e%2e"])
-def test_who_is_not_there_is_not_found(call: Caller, cron_id: str) -> None:
-    problem(call("GET", f"{CRON}/{cron_id}"), 404)
+@pytest.mark.parametrize(("cron_id", "said"), [("nobody", "nobody"), ("a%20b", "a b"), ("%2e%2e", "..")])
+def test_who_is_not_there_is_not_found(call: Caller, cron_id: str, said: str) -> None:
+    found = problem(call("GET", f"{CRON}/{cron_id}"), 404)
+    assert (found["title"], found["detail"]) == ("There is no such task or schedule", f"there is no schedule '{said}'")

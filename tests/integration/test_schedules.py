@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.harness import eventually, running
-from tidewheel import App, Engine, NotSubmitted, ScheduleNotFound
+from tidewheel import App, Engine, NotSubmitted, ScheduleNotFound, TaskWasCancelled, current_context
 from tidewheel.cli import cli
 from workers.errors import RegistrationError
 
@@ -80,6 +80,33 @@ def test_overlap_allow_runs_them_beside_each_other(app: App, held: Held) -> None
         held.release.set()
         assert app.schedules.get(cron_id).counts.skipped == 0
     assert held.most_at_once >= 2
+
+
+def test_overlap_cancel_running_ends_the_run_before(app: App) -> None:
+    """What runs is told to stop and is CANCELLED; the new run starts, and nothing is skipped."""
+    told: list[str] = []
+    release = threading.Event()
+
+    @app.task(name="held")
+    def until_told() -> None:
+        context = current_context()
+        while not release.wait(0.01):
+            if context.is_cancelled:
+                told.append(context.task_id)
+                context.check_cancelled()
+
+    with running(app):
+        cron_id = scheduled(app, overlap_policy="cancel_running")
+        try:
+            eventually(lambda: len(told) >= 2, "two were told to stop")
+        finally:
+            release.set()
+        for task_id in told[:2]:
+            assert task_id.startswith(f"{cron_id}.")
+            with pytest.raises(TaskWasCancelled):
+                app.handle(task_id).result(timeout=20)
+        counts = app.schedules.get(cron_id).counts
+        assert (counts.skipped, counts.fired >= 3) == (0, True)
 
 
 @pytest.mark.parametrize(("policy", "made_up"), [("none", 0), ("latest", 1), ("all", 2)])
@@ -210,12 +237,43 @@ def test_a_schedule_lives_on_the_command_line(engine: Engine) -> None:
     assert "tidewheel cron list" in tw(engine, "show", cron_id, code=1)
 
 
+def test_a_schedule_is_meant_by_its_name_as_well(engine: Engine) -> None:
+    made = json.loads(tw(engine, "create", "by-name", "t", "--every", "1h", "--overlap", "allow", "--json"))
+    other = json.loads(tw(engine, "create", "by-name", "t", "--every", "2h", "--tenant", "acme", "--json"))
+    assert json.loads(tw(engine, "show", "by-name", "--json"))["cron_id"] == made["cron_id"]
+    assert json.loads(tw(engine, "show", "by-name", "--tenant", "acme", "--json"))["cron_id"] == other["cron_id"]
+    assert made["cron_id"] in tw(engine, "show", "by-name")  # with its runs
+    tw(engine, "create", "another", "t", "--every", "3h", "--id", "by-name")
+    assert json.loads(tw(engine, "show", "by-name", "--json"))["name"] == "another"  # an id goes before a name
+    assert "deleted" in tw(engine, "delete", "by-name")
+    assert json.loads(tw(engine, "update", "by-name", "--every", "90", "--json"))["cron_id"] == made["cron_id"]
+    for command in ("pause", "resume", "trigger"):
+        assert made["cron_id"] in tw(engine, command, "by-name")
+    tw(engine, "backfill", "by-name", "--from", "2026-01-01T00:00:00Z", "--to", "2026-01-01T00:01:00Z")
+    assert "deleted  by-name" in tw(engine, "delete", "by-name")
+    refused = tw(engine, "trigger", "by-name", code=1)
+    assert "no schedule has the id 'by-name', and none in the tenant 'default' has that name" in refused
+    assert "active" in tw(engine, "show", other["cron_id"])  # that of the other tenant is none of all this
+
+
+def test_nominal_times_before_it_was_made_are_no_runs_of_a_schedule(engine: Engine) -> None:
+    tw(engine, "create", "young", "t", "--every", "1h")
+    assert "no run" not in tw(engine, "show", "young")
+
+
+def test_a_rule_that_has_nothing_ahead_is_told(engine: Engine) -> None:
+    assert "it never fires" in tw(engine, "create", "late", "t", "--on", "2020-01-01T00:00:00Z")
+
+
 def test_a_preview_and_wrong_usage(engine: Engine) -> None:
     told = tw(engine, "preview", "0 0 29 2 *", "--after", "2096-03-01T00:00:00Z", "--count", "1")
     assert told.startswith("2104-02-29T00:00:00Z")
     assert "--tz" in tw(engine, "preview", "0 0 * * *", "--tz", "Europe/Nowhere", code=1)
     assert "--every" in tw(engine, "create", "n", "t", "--every", "soon", code=2)
     assert "CRON_ID" in tw(engine, "show", "a b", code=2)
+    assert "one of --cron, --every, --on" in tw(engine, "create", "n", "t", code=1)
+    tw(engine, "create", "unchanged", "t", "--every", "1h")
+    assert "name nothing to change" in tw(engine, "update", "unchanged", "--expected-version", "1", code=2)
 
 
 def test_declared_schedules_are_synchronised(engine: Engine) -> None:

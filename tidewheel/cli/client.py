@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -46,8 +47,15 @@ _OPTIONS = {  # how the fields of a request are called here
     "start_at": "--from",
     "end_at": "--until",
     "cron_id": "--id",
+    "name": "NAME",
+    "from": "--from",
+    "to": "--to",
+    "max": "--max",
+    "count": "--count",
     **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
 }
+# Of these a sentence about another field may speak; the others are words that mean more than a field.
+_SPOKEN_OF = re.compile(rf"\b({'|'.join(name for name in _OPTIONS if '_' in name)}|calendar)\b")
 HINTS = {
     RefusalKind.NOT_FOUND: "tidewheel list shows the tasks there are",
     RefusalKind.CONFLICT: "submit the same content to get that task, or choose another --id or --key",
@@ -106,7 +114,8 @@ class Client:
 
 def _field_text(error: FieldError) -> str:
     allowed = f": {error.allowed}" if error.allowed and error.allowed not in error.message else ""
-    return f"{_OPTIONS.get(error.field, error.field)} {error.message}{allowed}"
+    said = _SPOKEN_OF.sub(lambda found: _OPTIONS[found[0]], f"{error.message}{allowed}")
+    return f"{_OPTIONS.get(error.field, error.field)} {said}"
 
 
 def _client_settings(url: str) -> ClientSettings:

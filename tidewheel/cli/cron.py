@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,9 +11,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from scheduler.instants import parse_instant
 from scheduler.ports import ScheduleFilter
 from scheduler.refusals import RefusalKind, Refused
-from scheduler.schedule_submission import PREVIEW_DEFAULT
+from scheduler.schedule_submission import PREVIEW_DEFAULT, named_schedule_id
 from scheduler.schedule_view import RunView, ScheduleList, ScheduleStatus, ScheduleView
 from schemas.ids import NAME_RULE, is_name
 from tidewheel.backend import Doable
@@ -40,6 +41,7 @@ from tidewheel.terminal import Look, about, console, local_time, plain, relative
 T = TypeVar("T")
 
 RUNS_SHOWN = 5
+DEFAULT_TENANT = "default"
 _LOOKS = {
     ScheduleStatus.ACTIVE: Look("●", "green"),
     ScheduleStatus.PAUSED: Look("‖", "yellow"),
@@ -51,10 +53,12 @@ _HINTS = {
     RefusalKind.CONFLICT: "change it with tidewheel cron update, or choose another name",
     RefusalKind.WRONG_STATUS: "look how it stands: tidewheel cron show",
     RefusalKind.VERSION_MISMATCH: "look what became of it: tidewheel cron show",
+    RefusalKind.UNDECIDED: "it may have happened or not: look with tidewheel cron show before you try again",
 }
 
-Id = Annotated[str, typer.Argument(metavar="CRON_ID", show_default=False)]
-Ids = Annotated[list[str], typer.Argument(metavar="CRON_ID…", show_default=False)]
+Id = Annotated[str, typer.Argument(metavar="CRON_ID", help="Its id or its name.", show_default=False)]
+Ids = Annotated[list[str], typer.Argument(metavar="CRON_ID…", help="Their ids or names.", show_default=False)]
+Tenant = Annotated[str, typer.Option(help="Whose it is, if it is named by its name.")]
 Cron = Annotated[str | None, typer.Option("--cron", metavar="EXPRESSION", help="For example '0 9 * * MON-FRI'.")]
 Every = Annotated[str | None, typer.Option(metavar="DURATION", help="In place of --cron: so often.")]
 On = Annotated[list[str] | None, typer.Option(metavar="INSTANT", help="In place of --cron: then. Repeatable.")]
@@ -125,6 +129,8 @@ def create(
     show(console(), Text.assemble(("✔ scheduled ", "green"), (made.cron_id, "bold"), "  ", _status_text(made.status)))
     if made.next_fire_time is not None:
         note(f"→ fires next {local_time(made.next_fire_time)}, {relative(made.next_fire_time, now_us())}")
+    elif made.status is ScheduleStatus.ENDED:
+        note("→ it never fires: its rule has no nominal time from now on; change that with tidewheel cron update")
     return Exit.OK
 
 
@@ -150,6 +156,7 @@ def update(
     max_retries: Retries = None,
     timeout: Timeout = None,
     expected_version: Annotated[int | None, typer.Option(metavar="N", help="Refuse if it has another one.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
@@ -158,14 +165,17 @@ def update(
     fields = {
         "task_type": task_type,
         "payload": payload_of(payload),
-        "expected_version": expected_version,
         **_rule(cron, every, on, tz, gap, fold, start, until),
         **_policies(overlap, misfire, misfire_max, max_lateness, jitter),
         **_task(queue, priority, max_retries, timeout),
     }
+    if not _given(fields):
+        raise usage("OPTIONS", "name nothing to change", "what is to change, for example --cron '0 9 * * *'")
+    fields["expected_version"] = expected_version
     with connected_to(server) as connected:
-        changed = _ask(connected, connected.backend.schedules.update(_id_of(cron_id), _given(fields)))
-        _show_one(changed, (), json)
+        act = connected.backend.schedules.update
+        changed = _ask_of(connected, _id_of(cron_id), tenant, lambda i: act(i, _given(fields)))
+    _show_one(changed, (), json)
     return Exit.OK
 
 
@@ -207,12 +217,14 @@ def list_schedules(
     return Exit.OK
 
 
-def show_schedule(cron_id: Id, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+def show_schedule(
+    cron_id: Id, tenant: Tenant = DEFAULT_TENANT, server: Server = LOCAL, json: Json = False, debug: Debug = False
+) -> int:
     """Show a schedule: its rule, when it fires next, what it did."""
     with connected_to(server) as connected:
         schedules = connected.backend.schedules
-        found = _ask(connected, schedules.get(_id_of(cron_id)))
-        runs = () if json else _ask(connected, schedules.runs(cron_id, limit=RUNS_SHOWN)).runs
+        found = _ask_of(connected, _id_of(cron_id), tenant, schedules.get)
+        runs = () if json else _ask(connected, schedules.runs(found.cron_id, limit=RUNS_SHOWN)).runs
     _show_one(found, runs, json)
     return Exit.OK
 
@@ -220,6 +232,7 @@ def show_schedule(cron_id: Id, server: Server = LOCAL, json: Json = False, debug
 def pause(
     cron_ids: Ids,
     reason: Annotated[str | None, typer.Option(help="Kept with the schedule.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
@@ -227,38 +240,37 @@ def pause(
     """Let schedules fire no more until they are resumed."""
     with connected_to(server) as connected:
         act = connected.backend.schedules.pause
-        return each(cron_ids, lambda i: _ask(connected, act(i, reason=reason)), _line, json, checked=_id_of)
+        return _each(connected, cron_ids, tenant, lambda i: act(i, reason=reason), _line, json)
 
 
-def resume(cron_ids: Ids, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+def resume(
+    cron_ids: Ids, tenant: Tenant = DEFAULT_TENANT, server: Server = LOCAL, json: Json = False, debug: Debug = False
+) -> int:
     """Let schedules fire again; what was missed is decided by their misfire policies."""
     with connected_to(server) as connected:
-        act = connected.backend.schedules.resume
-        return each(cron_ids, lambda i: _ask(connected, act(i)), _line, json, checked=_id_of)
+        return _each(connected, cron_ids, tenant, connected.backend.schedules.resume, _line, json)
 
 
-def delete(cron_ids: Ids, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+def delete(
+    cron_ids: Ids, tenant: Tenant = DEFAULT_TENANT, server: Server = LOCAL, json: Json = False, debug: Debug = False
+) -> int:
     """Make an end of schedules; their runs go on."""
     with connected_to(server) as connected:
 
-        def act(cron_id: str) -> dict[str, str]:
-            _ask(connected, connected.backend.schedules.delete(cron_id))
-            return {"cron_id": cron_id}
+        def act(meant: str) -> dict[str, str]:
+            _ask_of(connected, meant, tenant, connected.backend.schedules.delete)
+            return {"cron_id": meant}
 
         return each(cron_ids, act, lambda done: Text(f"✔ deleted  {done['cron_id']}"), json, checked=_id_of)
 
 
-def trigger(cron_ids: Ids, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+def trigger(
+    cron_ids: Ids, tenant: Tenant = DEFAULT_TENANT, server: Server = LOCAL, json: Json = False, debug: Debug = False
+) -> int:
     """Run schedules now, beside their nominal times."""
     with connected_to(server) as connected:
         act = connected.backend.schedules.trigger
-        return each(
-            cron_ids,
-            lambda i: _ask(connected, act(i)),
-            lambda run: Text(f"✔ triggered  {run.task_id}"),
-            json,
-            checked=_id_of,
-        )
+        return _each(connected, cron_ids, tenant, act, lambda run: Text(f"✔ triggered  {run.task_id}"), json)
 
 
 def backfill(
@@ -266,6 +278,7 @@ def backfill(
     first: Annotated[str, typer.Option("--from", metavar="INSTANT", help="The first instant of the range.")],
     last: Annotated[str, typer.Option("--to", metavar="INSTANT", help="Its last one.")],
     most: Annotated[int, typer.Option("--max", metavar="N", help="More runs than this are refused.")] = 100,
+    tenant: Tenant = DEFAULT_TENANT,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
@@ -273,7 +286,8 @@ def backfill(
     """Run those nominal times of a range that have no run. Repeated, it runs nothing twice."""
     fields = {"from": instant("--from", first), "to": instant("--to", last), "max": most}
     with connected_to(server) as connected:
-        done = _ask(connected, connected.backend.schedules.backfill(_id_of(cron_id), fields))
+        act = connected.backend.schedules.backfill
+        done = _ask_of(connected, _id_of(cron_id), tenant, lambda i: act(i, fields))
     if json:
         print_json(done)
     elif not done.runs:
@@ -399,7 +413,7 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _id_of(text: str) -> str:
     if not is_name(text):
-        raise usage("CRON_ID", f"{text!r} cannot be the id of a schedule", NAME_RULE)
+        raise usage("CRON_ID", f"{text!r} cannot be the id or name of a schedule", NAME_RULE)
     return text
 
 
@@ -411,6 +425,30 @@ def _ask(server: Client, operation: Doable[T]) -> T:
             if error.kind == kind:
                 error.hint = hint
         raise
+
+
+def _ask_of(server: Client, meant: str, tenant: str, operation: Callable[[str], Doable[T]]) -> T:
+    """The answer of the schedule that has this id, or else this name in the tenant. Raises CommandError."""
+    for schedule_id in (meant, named_schedule_id(tenant, meant)):
+        try:
+            return _ask(server, operation(schedule_id))
+        except CommandError as error:
+            if error.kind != RefusalKind.NOT_FOUND:
+                raise
+            refused = error
+    refused.detail = f"no schedule has the id {meant!r}, and none in the tenant {tenant!r} has that name"
+    raise refused
+
+
+def _each(
+    server: Client,
+    meant: Sequence[str],
+    tenant: str,
+    operation: Callable[[str], Doable[T]],
+    text: Callable[[T], Text],
+    is_json: bool,
+) -> int:
+    return each(meant, lambda one: _ask_of(server, one, tenant, operation), text, is_json, checked=_id_of)
 
 
 # --- how they are shown -----------------------------------------------------------------------------------------------
@@ -456,6 +494,8 @@ def _show_one(schedule: ScheduleView, runs: Sequence[RunView], is_json: bool) ->
     for label, value in _facts(schedule):
         facts.add_row(f"  {label}", value)
     for run in runs:
+        if run.status is None and parse_instant(run.nominal_time) < parse_instant(schedule.created_at):
+            continue  # nobody could have expected that one
         status = Text("no run", "dim") if run.status is None else status_text(run.status)
         facts.add_row("  run", Text.assemble(run.nominal_time, "  ", status))
     headline = Text.assemble(_status_text(schedule.status), "  ", (plain(schedule.name), "bold"))
