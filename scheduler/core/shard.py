@@ -187,12 +187,13 @@ class Shard:
         self.stored: set[str] = set()  # keys of entities that the checkpoints hold
         self.changed: set[str] = set()  # keys of entities that the next checkpoint must write or remove
         self.statuses: Counter[Status] = Counter()  # of the live tasks
-        self.forgotten_offset = -1  # all that ended and was forgotten did so at or before this event
+        self.forgotten_offset = -1  # all that is forgotten had its last event at or before this one
         self.drained_at = 0  # when all reports that were there had been read
         self.stale_reports = 0
         self.invalid_records = 0  # inputs that led to nothing, and are kept for people to look at
         self._settings = settings
         self._rng = rng
+        self._acknowledged_offset = -1  # of the last event that is known to be in the log
         self._is_loaded = False
         self._was_behind = True  # until it is known that all overdue slots were read
         self._timers = Timers()
@@ -375,6 +376,7 @@ class Shard:
     def on_loaded(self, now: int, offset: int) -> None:
         """All events up to `offset` are folded: derive the rest and begin to act."""
         self._is_loaded = True
+        self._acknowledged_offset = offset
         for task in self.state.tasks.values():
             self._track(None, task, now)
             self._offer_to_wheel(task)
@@ -922,7 +924,7 @@ class Shard:
         trace = self._ended(task, record.due_at)
         if trace.keep_until > now or self._is_behind(now):  # an overdue slot may hold an earlier version of it
             self._end(trace)
-            self._will_forget(trace, -1)
+            self._will_forget(trace, self._acknowledged_offset)
         else:
             self._unstore(TASK + task.task_id)
         del self.state.tasks[task.task_id]  # last, since other threads read
@@ -997,7 +999,7 @@ class Shard:
 
     def acknowledged(self, events: Iterable[Event], offset: int) -> None:
         """The events are in the log, the last one at `offset`: what became pending may be sent out."""
-        tasks, ended = self.state.tasks, self.state.ended
+        tasks, ended, self._acknowledged_offset = self.state.tasks, self.state.ended, offset
         for event in events:
             task = tasks.get(event.entity_id)
             if task is not None:

@@ -230,3 +230,26 @@ def test_what_ended_while_the_wheel_cannot_be_read_has_a_bound() -> None:
     refused = at.submit("t4")
     assert outcome(refused) is Outcome.OVERLOADED
     assert "delay wheel" in (refused.replies[0][1].detail or "")
+
+
+def test_a_view_that_lags_cannot_redrive_again_what_waits_in_the_wheel_since() -> None:
+    at = stage()
+    at.submit("a", retry=RetryPolicy(max_attempts=1))
+    at.start("a")
+    running = at.task("a")
+    at.fail("a")
+    dead = at.shard.known("a")
+    assert dead is not None
+    policy = RetryPolicy(jitter=Jitter.NONE, delay_ms=24 * HOUR, cap_ms=24 * HOUR)
+    shown = replace(running, status=Status.DEAD, version=dead.version, spec=replace(running.spec, retry=policy))
+    redrive = RedriveTask(request_id="r", task=shown, view_offset=len(at.events), reply_to=0)
+    at.advance(SECOND)
+    assert outcome(at.request(redrive)) is Outcome.ACCEPTED
+    at.start("a")
+    at.fail("a")
+    (record,) = at.shard.to_park(10)
+    at.shard.parked(record, at.now)
+    at.advance(KEPT_MS)
+    at.let_time_work()
+    assert at.shard.known("a") is None
+    assert outcome(at.request(redrive)) is Outcome.VIEW_BEHIND
