@@ -18,7 +18,7 @@ import structlog
 
 from scheduler.core.shard import Effects, Entity, Shard, ShardSettings, Source
 from scheduler.core.wheel import Marks
-from scheduler.lateness import Lateness
+from scheduler.lateness import TimerLateness
 from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition
 from scheduler.slots import Slots
 from schemas.codec import Codec
@@ -135,7 +135,16 @@ class _Batch:
 class ShardHost:
     """One shard in this process: its memory, what it has in flight, and the order of its effects."""
 
-    def __init__(self, shard: int, log: Log, states: StateStore, codec: Codec, settings: RuntimeSettings, rng: Random):
+    def __init__(
+        self,
+        shard: int,
+        log: Log,
+        states: StateStore,
+        codec: Codec,
+        settings: RuntimeSettings,
+        rng: Random,
+        lateness: TimerLateness,
+    ) -> None:
         self.shard_id = shard
         self.phase = Phase.LOADING
         settings = msgspec.structs.replace(
@@ -143,7 +152,7 @@ class ShardHost:
         )
         self.shard = Shard(shard, settings.shard, rng, now=0)
         self.reloads = 0
-        self.release_lateness, self.fire_lateness = Lateness(), Lateness()
+        self._lateness = lateness
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
         self._events = TopicPartition(TASK_EVENTS, shard)
         self._gateways = log.partitions(REPLIES)
@@ -663,11 +672,11 @@ class ShardHost:
             if isinstance(body, TaskReleased):
                 task = state.tasks.get(event.entity_id)
                 if task is not None and task.next_run_at is not None:
-                    self.release_lateness.note(self._now - task.next_run_at)
+                    self._lateness.releases.note(self._now - task.next_run_at)
             elif isinstance(body, ScheduleFired) and body.cause is FireCause.TIME:
                 schedule = state.schedules.get(event.entity_id)
                 if schedule is not None and not schedule.spec.jitter_ms:  # else it is late on purpose
-                    self.fire_lateness.note(self._now - body.nominal_at)
+                    self._lateness.fires.note(self._now - body.nominal_at)
 
     # --- what is owed --------------------------------------------------------------------------------------------
 

@@ -43,8 +43,8 @@ class Lateness:
         return list(self._last_us.copy())
 
 
-def sum_of(histograms: Sequence[Histogram]) -> Histogram:
-    """All of them as one."""
-    empty = Histogram([0] * (len(BOUNDS_S) + 1), 0)
-    counts = [sum(column) for column in zip(*(one.counts for one in (empty, *histograms)), strict=True)]
-    return Histogram(counts, sum(one.sum_us for one in histograms))
+class TimerLateness(NamedTuple):
+    """Of tasks until they were released, and of nominal times until their run was decided."""
+
+    releases: Lateness
+    fires: Lateness

@@ -15,6 +15,7 @@ from random import Random
 import structlog
 
 from scheduler.host import Phase, RuntimeSettings, ShardHost
+from scheduler.lateness import Lateness, TimerLateness
 from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import shard_of
@@ -50,11 +51,11 @@ class SchedulerRuntime:
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._drained_at = 0  # when all inputs that were there had been taken
-        self._leaving: dict[
-            ShardHost, int
-        ] = {}  # shards that went to others, and until when acknowledgements are awaited
+        # Shards that went to others, and until when acknowledgements are awaited.
+        self._leaving: dict[ShardHost, int] = {}
         self._was_disturbed = False
         self.last_step_at = 0
+        self.lateness = TimerLateness(Lateness(), Lateness())  # of all shards that were here: counts never decrease
 
     @property
     def hosts(self) -> dict[int, ShardHost]:
@@ -124,8 +125,9 @@ class SchedulerRuntime:
             self._leaving[self._hosts.pop(shard)] = self._clock.now_us() + FINISH_US
             _log.info("shard left", shard=shard)
         for shard in sorted(owned - self._hosts.keys()):
+            rng = Random(self._rng.getrandbits(64))
             self._hosts[shard] = ShardHost(
-                shard, self._log, self._states, self._codec, self._settings, Random(self._rng.getrandbits(64))
+                shard, self._log, self._states, self._codec, self._settings, rng, self.lateness
             )
 
     def _receive(self, now: int) -> dict[int, list[Record]]:

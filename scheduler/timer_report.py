@@ -16,6 +16,7 @@ from scheduler.core.parking import PARKED_FROM
 from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost
 from scheduler.instants import format_instant
+from scheduler.lateness import Lateness
 from scheduler.runtime import SchedulerRuntime
 from schemas.messages import Task
 
@@ -30,7 +31,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LatenessView(msgspec.Struct, frozen=True, kw_only=True):
-    """How late the last ones were, in milliseconds: those of each shard, at most 1,000. None: there were none."""
+    """How late the last ones were, in milliseconds: at most 1,000 of a process. None: there were none."""
 
     count: int
     p50_ms: float | None = None
@@ -76,9 +77,9 @@ def timers_of(runtime: SchedulerRuntime, now: int) -> TimersView:
         next_release_at=_instant(min(due, default=None)),
         next_slot_at=_instant(min(slots_at, default=None)),
         windows=_views(windows),
-        releases=_lateness(host.release_lateness.last_us() for host in hosts),
+        releases=_lateness(runtime.lateness.releases),
         schedules=sum(len(host.shard.state.schedules) for host in hosts),
-        fires=_lateness(host.fire_lateness.last_us() for host in hosts),
+        fires=_lateness(runtime.lateness.fires),
     )
 
 
@@ -149,9 +150,9 @@ def _instant(at: int | None) -> str | None:
     return None if at is None else format_instant(at)
 
 
-def _lateness(lasts: Iterable[list[int]]) -> LatenessView:
+def _lateness(lateness: Lateness) -> LatenessView:
     """By nearest rank."""
-    ranked = sorted(late for last in lasts for late in last)
+    ranked = sorted(lateness.last_us())
     if not ranked:
         return LatenessView(count=0)
     p50, p99 = (ranked[max(0, math.ceil(share * len(ranked)) - 1)] / 1_000 for share in (0.5, 0.99))

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from scheduler.gateway import Gateway
-from scheduler.lateness import BOUNDS_S, Histogram, sum_of
+from scheduler.lateness import BOUNDS_S, Histogram
 from scheduler.projector import Projector
 from scheduler.runtime import SchedulerRuntime
 from scheduler.timer_report import waiting_by_level
@@ -88,14 +88,14 @@ class TimerMetrics(Collector):
         yield _histogram(
             "tidewheel_timer_lateness_seconds",
             "From when a task is due until it is released, in the log.",
-            sum_of([host.release_lateness.histogram() for host in hosts]),
+            self._runtime.lateness.releases.histogram(),
         )
         schedules = sum(len(host.shard.state.schedules) for host in hosts)
         yield GaugeMetricFamily("tidewheel_schedules", "Schedules of the shards of this process.", schedules)
         yield _histogram(
             "tidewheel_cron_drift_seconds",
             "From a nominal time until its run is decided, in the log; of schedules without jitter.",
-            sum_of([host.fire_lateness.histogram() for host in hosts]),
+            self._runtime.lateness.fires.histogram(),
         )
 
 

@@ -19,6 +19,7 @@ from scheduler.runtime import SchedulerRuntime
 from schemas.catalog import newest, releases
 from schemas.codec import Codec
 from schemas.errors import Fatal, Retriable, TidewheelIOError, UnknownSchema
+from schemas.ids import shard_of
 from schemas.messages import (
     Event,
     InvalidRecord,
@@ -148,14 +149,19 @@ def turned_until(runtime: SchedulerRuntime, fact: Callable[[], object]) -> None:
 
 
 def submit(
-    log: LocalLog, task_id: str, reply_to: int | None = None, schema_id: int | None = None, due_at: int | None = None
+    log: LocalLog,
+    task_id: str,
+    reply_to: int | None = None,
+    schema_id: int | None = None,
+    due_at: int | None = None,
+    partition: int = 0,
 ) -> None:
     spec = TaskSpec(task_type="t", scheduled_at=due_at)
     request = SubmitTask(request_id="r", spec=spec, submitted_at=0, task_id=task_id, reply_to=reply_to)
     value = CODEC.encode(request)
     if schema_id is not None:
         value = b"\0" + schema_id.to_bytes(4, "big") + value[5:]
-    log.append([Entry(TASK_REQUESTS, 0, task_id.encode(), value)])
+    log.append([Entry(TASK_REQUESTS, partition, task_id.encode(), value)])
 
 
 def test_a_checkpoint_that_finds_no_room_is_taken_again_later() -> None:
@@ -262,6 +268,37 @@ def test_a_scheduler_that_stops_before_the_record_was_set_aside_leaves_it_to_the
     (found,) = [CODEC.decode(record.value) for record in reader.take(100)]
     assert isinstance(found, InvalidRecord) and found.value == b"junk"
     assert len([event for event in events_at(log) if isinstance(event.body, TaskRejected)]) == 1
+    broker.close()
+    storage.close()
+    states.close()
+
+
+def test_how_late_things_were_is_counted_on_when_shards_go_to_others() -> None:
+    storage, states = SqliteLogStorage(MEMORY), SqliteStateStore(MEMORY)
+    broker = LocalBroker(storage, embedded_catalog(2))
+    settings = RuntimeSettings(owner="test", checkpoint_us=0)
+
+    def joined() -> SchedulerRuntime:
+        return SchedulerRuntime(broker.connect(commits=True), states, CODEC, SteadyClock(), Random(1), settings)
+
+    def released() -> int:
+        return sum(first.lateness.releases.histogram().counts)
+
+    first = joined()
+    turned_until(first, lambda: sum(host.phase is Phase.ACTIVE for host in first.hosts.values()) == 2)
+    log = broker.connect(commits=True)
+    by_shard = {shard_of(f"timed-{number}", 2): f"timed-{number}" for number in range(20)}
+    for shard, task_id in by_shard.items():
+        submit(log, task_id, due_at=SteadyClock().now_us() + 100_000, partition=shard)
+    turned_until(first, lambda: released() == 2)
+    second = joined()
+
+    def shared() -> bool:
+        second.step(0)
+        return len(first.hosts) == len(second.hosts) == 1
+
+    turned_until(first, shared)
+    assert released() == 2
     broker.close()
     storage.close()
     states.close()

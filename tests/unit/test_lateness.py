@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.lateness import BOUNDS_S, LAST_MAX, Lateness, sum_of
+from scheduler.lateness import BOUNDS_S, LAST_MAX, Lateness
 
 
 def test_each_is_counted_below_the_first_bound_that_it_does_not_exceed() -> None:
@@ -27,13 +27,3 @@ def test_only_the_last_ones_are_kept() -> None:
     for late_us in range(LAST_MAX + 10):
         lateness.note(late_us)
     assert lateness.last_us() == list(range(10, LAST_MAX + 10))
-
-
-def test_several_are_added_up() -> None:
-    first, second = Lateness(), Lateness()
-    first.note(500)
-    second.note(500)
-    second.note(2_000_000)
-    total = sum_of([first.histogram(), second.histogram()])
-    assert (total.counts[0], sum(total.counts), total.sum_us) == (2, 3, 2_001_000)
-    assert sum_of([]).counts == [0] * (len(BOUNDS_S) + 1)
