@@ -27,6 +27,7 @@ from tidewheel.configuration import load_settings
 pytestmark = [pytest.mark.service("kafka"), pytest.mark.service("cassandra")]
 
 APP = "tests.integration.served_app:app"
+CRON = "/api/v1/cron-tasks"
 SHARDS = 4
 SECRET = "7hard-to-guess"
 
@@ -133,7 +134,7 @@ def test_four_processes_are_a_scheduler(tmp_path: Path) -> None:
         assert scheduler.metric("tidewheel_shards_hosted") == SHARDS
         with Api(surface.facts["api"]) as api:
             task_id = api.submit("served.double", {"n": 21})
-            found = eventually(lambda: t if _is_done(t := _shown(api, task_id)) else None, "its end in the view")
+            found = _done(api, task_id)
             assert (found["result"], found["worker_id"]) == (42, worker.facts["worker_id"])
             assert api("GET", "/healthz").status_code == api("GET", "/readyz").status_code == 200
         eventually(lambda: projector.metric("tidewheel_view_lag_events") == 0, "the view has caught up")
@@ -149,8 +150,14 @@ def _shown(api: Api, task_id: str) -> dict[str, Any]:
     return dict(answer.json()) if answer.status_code == 200 else {}
 
 
-def _is_done(task: dict[str, Any]) -> bool:
-    return task.get("status") == "SUCCEEDED"
+def _done(api: Api, task_id: str) -> dict[str, Any]:
+    """The task once the view shows that it succeeded."""
+
+    def found() -> dict[str, Any] | None:
+        task = _shown(api, task_id)
+        return task if task.get("status") == "SUCCEEDED" else None
+
+    return eventually(found, f"the end of {task_id} in the view")
 
 
 @pytest.mark.usefixtures("cluster")
@@ -165,6 +172,7 @@ def test_schedulers_share_the_shards_and_hand_them_over(tmp_path: Path) -> None:
         first.stop()
         eventually(lambda: second.metric("tidewheel_shards_hosted") == SHARDS, "the other has all")
         eventually(second.is_ready, "all are loaded")
+        assert second.metric("tidewheel_shards_hosted") == SHARDS
         second.stop()
 
 
@@ -193,6 +201,43 @@ def _projector_of(process: Process) -> Path:
     found = [Path("/proc", pid) for pid in pids if b"projector_child" in Path("/proc", pid, "cmdline").read_bytes()]
     assert len(found) == 1
     return found[0]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_schedules_run_in_a_cluster_and_after_a_kill_none_runs_twice(tmp_path: Path) -> None:
+    made = {"name": "ticking", "task_type": "served.double", "payload": {"n": 3}, "every_seconds": 1}
+    with ExitStack() as files:
+        surface, process, _ = _started(files, tmp_path, [["api"], ["scheduler"], ["projector"]])
+        api = files.enter_context(Api(surface.facts["api"]))
+        cron_id = _ok(api("POST", CRON, json=made | {"overlap_policy": "allow"}), 201)["cron_id"]
+        past = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-01T00:00:02Z"}
+        runs = _ok(api("POST", f"{CRON}/{cron_id}/backfill", json=past))["runs"]
+        assert runs == [f"{cron_id}.2026-01-01T00:00:0{second}Z" for second in range(3)]
+        runs.append(_ok(api("POST", f"{CRON}/{cron_id}/trigger"))["task_id"])
+        eventually(lambda: _fired(api, cron_id) >= 6, "nominal times came, and the view shows them")
+        process.kill()
+        _started(files, tmp_path, [["scheduler"], ["worker", APP]])
+        before = _fired(api, cron_id)
+        eventually(lambda: _fired(api, cron_id) > before, "it goes on with another owner")
+        paused = _ok(api("POST", f"{CRON}/{cron_id}/pause"))
+        runs += [run["task_id"] for run in _ok(api("GET", f"{CRON}/{cron_id}/runs?limit=500"))["runs"] if run["status"]]
+        for task_id in runs:
+            found = _done(api, task_id)
+            assert (found["result"], found["attempts"]) == (6, 1)
+        assert len(set(runs)) == len(runs) == paused["counts"]["fired"]
+        assert _ok(api("POST", f"{CRON}/{cron_id}/backfill", json=past)) == {"runs": []}
+        assert api("DELETE", f"{CRON}/{cron_id}").status_code == 204
+        eventually(lambda: api("GET", f"{CRON}/{cron_id}").status_code == 404, "the view has let go of it")
+
+
+def _fired(api: Api, cron_id: str) -> int:
+    """How many runs a schedule has, as an API process without shards shows it."""
+    return int(_ok(api("GET", f"{CRON}/{cron_id}"))["counts"]["fired"])
+
+
+def _ok(answer: httpx.Response, status: int = 200) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    return dict(answer.json())
 
 
 @pytest.mark.usefixtures("cluster")
