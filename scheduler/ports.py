@@ -59,7 +59,7 @@ class Reader(Protocol):
         """Up to `limit` records that are there now; an empty answer is no proof that there is nothing."""
 
     def close(self) -> None:
-        """Stop reading; idempotent."""
+        """Stop reading; idempotent. From then on `take` gives nothing, and `seek` raises Fatal."""
 
 
 class Member(Protocol):

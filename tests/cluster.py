@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -70,8 +71,9 @@ class Cluster:
         self._started = 0
 
     def __enter__(self) -> Self:
-        self.run("topics", "apply")
-        self.run("schema", "apply")
+        with ThreadPoolExecutor(2) as threads:  # each waits for another service most of the time
+            for applied in [threads.submit(self.run, what, "apply") for what in ("topics", "schema")]:
+                applied.result()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

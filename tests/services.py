@@ -58,9 +58,14 @@ def registry_url() -> str:
 
 @contextlib.contextmanager
 def own_cluster(
-    *, kafka: int = 0, cassandra: int = 0, registry: bool = False, security: Security | None = None
+    *,
+    kafka: int = 0,
+    cassandra: int = 0,
+    registry: bool = False,
+    security: Security | None = None,
+    is_up: bool = True,
 ) -> Iterator[Cluster]:
-    """Services for one test, which may kill, pause and stop them; up at the start, gone at the end."""
+    """Services for one test, which may start, kill, pause and stop them; gone at the end."""
     folder = _run_folder() / f"own-{uuid.uuid4().hex[:8]}"
     with reserved_ports() as base_port:
         cluster = Cluster(
@@ -68,7 +73,8 @@ def own_cluster(
         )
         require(cluster)
         try:
-            cluster.up()
+            if is_up:
+                cluster.up()
             yield cluster
         finally:
             cluster.down(within_s=0)

@@ -10,7 +10,8 @@ from typing import Protocol
 import pytest
 
 from scheduler.ports import Entry, Log, Member, Reader, Record, TopicPartition
-from schemas.errors import TidewheelIOError
+from schemas.errors import Fatal, TidewheelIOError
+from tests.harness import eventually
 
 POLLS_MAX = 3_000
 POLL_S = 0.01
@@ -220,10 +221,17 @@ class LogContract:
 
     def test_a_closed_reader_can_be_closed_again(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
-        reader = log.reader()
-        reader.seek(TopicPartition(topic, 0), 0)
-        reader.close()
-        reader.close()
+        partition = TopicPartition(topic, 0)
+        append_and_wait(log, numbered(topic, 0, range(3)))
+        closed, other = log.reader(), log.reader()
+        for reader in (closed, other):
+            reader.seek(partition, 0)
+        closed.close()
+        closed.close()
+        with pytest.raises(Fatal, match="closed"):
+            closed.seek(partition, 0)
+        assert values_of(take_count(log, other, 3)) == [b"v0", b"v1", b"v2"]
+        assert not closed.take(10)
 
     def test_trim_takes_nothing_from_its_offset_on(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
@@ -245,27 +253,22 @@ class LogContract:
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    @pytest.mark.timeout(30)
     def test_wake_ends_the_next_poll(self, world: LogWorld) -> None:
         log = world.connect()
         poll_until(lambda: True, log)
         log.wake()
-        log.poll(60)
+        polling = polling_for_long(log)
+        eventually(lambda: not polling.is_alive(), "the end of the poll")
 
-    @pytest.mark.timeout(30)
     def test_wake_ends_a_waiting_poll(self, world: LogWorld) -> None:
         log = world.connect()
-        has_ended = threading.Event()
+        polling = polling_for_long(log)
 
-        def wake() -> None:
-            while not has_ended.wait(POLL_S):
-                log.wake()
+        def has_ended() -> bool:
+            log.wake()
+            return not polling.is_alive()
 
-        waking = threading.Thread(target=wake)
-        waking.start()
-        log.poll(60)
-        has_ended.set()
-        waking.join()
+        eventually(has_ended, "the end of the poll")
 
     @pytest.mark.timeout(60)
     def test_no_record_is_slept_over(self, world: LogWorld) -> None:
@@ -353,7 +356,7 @@ class LogContract:
         poll_until(lambda: bool(two.assigned()), second, *([first] if self.members_agree else []))
         two.close()
         append_and_wait(second, [entry for key in everything for entry in numbered(topic, key.partition, [1])])
-        found: set[TopicPartition] = set()
+        found: dict[TopicPartition, bytes | None] = {}
 
         def has_all() -> bool:
             nonlocal begun
@@ -361,10 +364,11 @@ class LogContract:
             for partition in assigned - begun:
                 one.resume(partition)
             begun = assigned
-            found.update(TopicPartition(record.topic, record.partition) for record in one.take(100))
-            return found == everything
+            found.update((TopicPartition(topic, record.partition), record.value) for record in one.take(100))
+            return found.keys() == everything
 
         poll_until(has_all, first)
+        assert found == dict.fromkeys(everything, b"v1")
 
     def test_groups_do_not_disturb_each_other(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
@@ -404,6 +408,13 @@ class LogContract:
         first.close()
         poll_until(lambda: two.assigned() == everything, second)
         assert not one.assigned()
+
+
+def polling_for_long(log: Log) -> threading.Thread:
+    """A thread that polls once, for longer than a test lasts."""
+    polling = threading.Thread(target=log.poll, args=(60,), daemon=True)
+    polling.start()
+    return polling
 
 
 def note(called: list[int], number: int, _: object) -> None:

@@ -222,3 +222,6 @@ def test_closing_ends_though_the_broker_stands_still(lonely: tuple[KafkaWorld, C
         log.append(numbered(topic, 0, [1]))
         log.close()  # or the test runs into its limit
         broker.resume()
+    assert not member.assigned()
+    with pytest.raises(Fatal, match="closed"):
+        log.append(numbered(topic, 0, [2]))

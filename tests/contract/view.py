@@ -21,6 +21,7 @@ from scheduler.ports import (
     TaskRow,
     View,
 )
+from schemas.errors import Fatal
 from schemas.messages import ErrorKind, Priority, Schedule, ScheduleSpec, Status, TaskError, TaskSpec
 
 ERROR = TaskError(kind=ErrorKind.RAISED, type="ValueError", message="no", bases=("Exception",), traceback="…\x00")
@@ -356,6 +357,8 @@ class ViewContract:
     def test_close_may_be_repeated(self, view: View) -> None:
         view.close()
         view.close()
+        with pytest.raises(Fatal, match="closed"):
+            view.task("a")
 
 
 def pages(view: View, wanted: TaskFilter, limit: int) -> list[str]:

@@ -28,9 +28,8 @@ LONG_S = 120.0
 
 @pytest.fixture
 def services() -> Iterator[Services]:
-    """A node of Cassandra that was stopped before anything was in it."""
-    with own_cluster(cassandra=1) as services:
-        services.down()
+    """A node of Cassandra that was not started yet: where it will be is known."""
+    with own_cluster(cassandra=1, is_up=False) as services:
         yield services
 
 
