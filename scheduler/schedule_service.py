@@ -43,6 +43,7 @@ from scheduler.schedule_view import (
     created_view,
     schedule_view,
 )
+from scheduler.submission import check_reason
 from schemas.errors import TidewheelIOError
 from schemas.ids import is_name, shard_of
 from schemas.limits import PAGE_MAX
@@ -135,9 +136,9 @@ class ScheduleService:
         """Let it fire again; what was missed is decided by its misfire policy. Twice gives the same answer."""
         return self._operation(self._controlled(schedule_id, ScheduleAction.RESUME, None))
 
-    def delete(self, schedule_id: str, *, reason: str | None = None) -> Operation[None]:
+    def delete(self, schedule_id: str) -> Operation[None]:
         """Make an end of it; its runs go on."""
-        return self._operation(self._delete(schedule_id, reason))
+        return self._operation(self._delete(schedule_id))
 
     def trigger(self, schedule_id: str) -> Operation[TriggeredRun]:
         """Run it now, beside its nominal times."""
@@ -290,8 +291,7 @@ class ScheduleService:
     def _control(self, schedule_id: str, action: ScheduleAction, reason: str | None) -> ControlSchedule:
         if not is_name(schedule_id):
             raise schedule_not_found(schedule_id)
-        if reason is not None and not reason.replace("\n", " ").isprintable():
-            raise invalid("reason", "is not accepted", "printable characters")
+        check_reason(reason)
         return ControlSchedule(
             request_id=self._request_id(),
             schedule_id=schedule_id,
@@ -310,8 +310,8 @@ class ScheduleService:
             yield from pause(pause_s)
         return schedule_view(known)
 
-    def _delete(self, schedule_id: str, reason: str | None) -> Steps[None]:
-        reply = yield from self._asked(self._control(schedule_id, ScheduleAction.DELETE, reason))
+    def _delete(self, schedule_id: str) -> Steps[None]:
+        reply = yield from self._asked(self._control(schedule_id, ScheduleAction.DELETE, None))
         if reply.outcome is not Outcome.ACCEPTED:
             raise Refused(refusal_of(reply))
         self._made.pop(schedule_id, None)

@@ -42,7 +42,7 @@ from scheduler.refusals import (
     wrong_status,
 )
 from scheduler.schedule_service import LiveSchedules, ScheduleService
-from scheduler.submission import Submittable, Update, check_scheduled_at
+from scheduler.submission import Submittable, Update, check_reason, check_scheduled_at
 from scheduler.task_view import (
     TaskView,
     is_caught_up,
@@ -71,8 +71,6 @@ from schemas.messages import (
 )
 
 T = TypeVar("T")
-
-REASON_MAX = 1_024  # characters of the reason of a cancel
 
 
 class LiveTasks(LiveSchedules, Protocol):
@@ -432,8 +430,7 @@ class TaskService:
     def _cancel(self, task_id: str, reason: str | None) -> Steps[CancelView]:
         if not is_name(task_id):
             raise not_found(task_id)
-        if reason is not None and not (len(reason) <= REASON_MAX and reason.replace("\n", " ").isprintable()):
-            raise invalid("reason", "is not accepted", f"at most {REASON_MAX} printable characters")
+        check_reason(reason)
         request = CancelTask(request_id=self._request_id(), task_id=task_id, reason=reason, reply_to=self._reply_to)
         reply = yield from self._asked_with_view(task_id, lambda shown: replace(request, task=_without_payload(shown)))
         if reply.outcome is Outcome.CANCEL_REQUESTED:

@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from scheduler.core.decisions import REASON_MAX
 from scheduler.instants import INSTANT_RULE, instant_of, parse_instant
 from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid
 from scheduler.strict_json import NotAcceptable, canonical_json, check_bounds, check_json, decode_json
@@ -400,6 +401,12 @@ def check_scheduled_at(scheduled_at: int | None, now: int) -> None:
     """Refuse a due time that is a mistaken unit: before 1970, or more than a hundred years ahead. Raises Refused."""
     if scheduled_at is not None and not 0 <= scheduled_at <= now + SCHEDULE_AHEAD_US_MAX:
         raise invalid("scheduled_at", "is out of range", "from 1970 to a hundred years from now")
+
+
+def check_reason(reason: str | None) -> None:
+    """Refuse a reason of an operator that is no short, printable text. Raises Refused."""
+    if reason is not None and not (len(reason) <= REASON_MAX and reason.replace("\n", " ").isprintable()):
+        raise invalid("reason", "is not accepted", f"at most {REASON_MAX:,} printable characters")
 
 
 def _up(seconds: float, per_second: int) -> int:

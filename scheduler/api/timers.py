@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 from fastapi import APIRouter, Response
 
 from scheduler.api.documents import documented
+from scheduler.api.exchange import json_response
 from scheduler.timer_report import TimersView
 
 
@@ -19,7 +19,6 @@ def timer_routes(timers: Callable[[], TimersView]) -> APIRouter:
     @routes.get("/api/v1/timers", **documented(answers={200: TimersView}, problems=()))
     async def read_timers() -> Response:
         """What waits for its time in the shards of this process, when the next is due, and how late the last were."""
-        view = await asyncio.to_thread(timers)
-        return Response(msgspec.json.encode(view), media_type="application/json")
+        return json_response(await asyncio.to_thread(timers), 200)
 
     return routes

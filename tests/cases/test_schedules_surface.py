@@ -170,6 +170,16 @@ def test_pause_and_resume(call: Caller) -> None:
     assert create(call, enabled=False)["status"] == "paused"
 
 
+@pytest.mark.parametrize("reason", ["x" * 1025, "bell \a"])
+def test_a_reason_is_a_short_text_as_it_is_of_tasks(call: Caller, reason: str) -> None:
+    cron_id = create(call)["cron_id"]
+    refused = problem(call("POST", f"{CRON}/{cron_id}/pause", json={"reason": reason}), 422)
+    assert refused["errors"] == [
+        {"field": "reason", "message": "is not accepted", "allowed": "at most 1,024 printable characters"}
+    ]
+    assert shown(call, cron_id)["status"] == "active"
+
+
 def test_a_deleted_one_is_gone_at_once(call: Caller) -> None:
     cron_id = create(call)["cron_id"]
     assert call("DELETE", f"{CRON}/{cron_id}").status_code == 204
