@@ -338,8 +338,19 @@ class ShardHost:
             shard.state.forwarded = {int(partition): offset for partition, offset in checkpoint.forwarded.items()}
             self._next_offset = checkpoint.next_offset
             if checkpoint.opened:
+                self._check_marks(checkpoint)
                 shard.parking.wheel.resume(Marks(checkpoint.opened, checkpoint.next_offsets, checkpoint.waiting))
             shard.forgotten_offset = checkpoint.next_offset - 1
+
+    def _check_marks(self, checkpoint: ShardCheckpoint) -> None:
+        shape, levels = self._settings.shard.wheel, len(checkpoint.opened)
+        has_slots = all(int(place.split("/")[1]) < shape.slots for place in checkpoint.next_offsets)
+        if levels != len(shape.levels) or not has_slots:
+            raise Fatal(
+                f"the checkpoint of shard {self.shard_id} is of a delay wheel of another shape, with {levels} levels; "
+                f"this process has {len(shape.levels)}, of {shape.slots} slots. The shape is fixed for the life of a "
+                "cluster: with another one tasks that wait are not found. Run the version that wrote the checkpoint"
+            )
 
     def _decode_state(self, value: bytes) -> Message:
         try:

@@ -18,9 +18,11 @@ from scheduler.host import Phase, RuntimeSettings, ShardHost
 from scheduler.lateness import Lateness, TimerLateness
 from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartition
 from schemas.codec import Codec
+from schemas.errors import Fatal
 from schemas.ids import shard_of
 from schemas.messages import EndedTask, Schedule, Status, Task
 from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
+from schemas.wheel import WheelShape
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
 TAKE_MAX = 1_000  # records an iteration decides: about 20 ms of work, so that timers and acks are not kept waiting
@@ -44,9 +46,9 @@ class SchedulerRuntime:
         self._log, self._states, self._codec, self._clock, self._rng = log, states, codec, clock, rng
         self._settings = settings
         self._shards = log.partitions(TASK_REQUESTS)
-        levels = [delay_topic(level) for level in settings.shard.wheel.levels]
-        for topic in (REPLIES, TASK_REQUESTS_INVALID, *levels):
+        for topic in (REPLIES, TASK_REQUESTS_INVALID):
             log.partitions(topic)  # what hosts ask for is asked for here, where a log that is away is waited for
+        self._check_wheel(settings.shard.wheel)
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
@@ -56,6 +58,18 @@ class SchedulerRuntime:
         self._was_disturbed = False
         self.last_step_at = 0
         self.lateness = TimerLateness(Lateness(), Lateness())  # of all shards that were here: counts never decrease
+
+    def _check_wheel(self, shape: WheelShape) -> None:
+        """Fatal: a slot is a partition that is found by its number, and some of them would be none, or another's."""
+        wanted = self._shards * shape.slots
+        for level in shape.levels:
+            topic = delay_topic(level)
+            found = self._log.partitions(topic)
+            if found != wanted:
+                raise Fatal(
+                    f"{topic} has {found} partitions, but {self._shards} shards with {shape.slots} slots of the delay "
+                    f"wheel need {wanted}. Nothing was read or written. `tidewheel topics plan` tells what to do"
+                )
 
     @property
     def hosts(self) -> dict[int, ShardHost]:

@@ -13,6 +13,7 @@ import pytest
 from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
 from infra.topics import embedded_catalog
+from scheduler.core.shard import ShardSettings
 from scheduler.host import CHECKPOINT_KEY, Phase, RuntimeSettings
 from scheduler.ports import Entry, OnAck, TopicPartition
 from scheduler.runtime import SchedulerRuntime
@@ -31,6 +32,7 @@ from schemas.messages import (
     WorkerHeartbeat,
 )
 from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID
+from schemas.wheel import MINUTE_US, WheelShape
 from tests.harness import eventually
 from tidewheel import App
 from tidewheel.clock import SteadyClock
@@ -302,3 +304,28 @@ def test_how_late_things_were_is_counted_on_when_shards_go_to_others() -> None:
     broker.close()
     storage.close()
     states.close()
+
+
+def test_a_wheel_that_has_not_the_slots_of_its_topics_stops_the_process_before_it_reads_anything() -> None:
+    broker = LocalBroker(SqliteLogStorage(MEMORY), embedded_catalog(1))
+    few = WheelShape(widths_us=(MINUTE_US,), leads_us=(MINUTE_US,), slots=2)
+    settings = RuntimeSettings(owner="test", shard=ShardSettings(wheel=few))
+    states = SqliteStateStore(MEMORY)
+    with pytest.raises(Fatal, match=r"delay\.0 has 16 partitions.*need 2"):
+        SchedulerRuntime(broker.connect(commits=True), states, CODEC, SteadyClock(), Random(1), settings)
+    broker.close()
+    states.close()
+
+
+@pytest.mark.parametrize(
+    "marks", [{"opened": (1, 1)}, {"opened": (1, 1, 1, 1), "next_offsets": {"0/16": 3}}], ids=["levels", "slots"]
+)
+def test_a_checkpoint_of_another_wheel_stops_the_process(marks: dict[str, Any]) -> None:
+    states = SqliteStateStore(MEMORY)
+    checkpoint = ShardCheckpoint(epoch=0, next_offset=0, positions={}, taken_at=0, **marks)
+    results: list[TidewheelIOError | None] = []
+    token = eventually(lambda: states.fence(0))
+    states.commit(0, token, [(CHECKPOINT_KEY, CODEC.encode(checkpoint))], results.append)
+    eventually(lambda: results == [None], "it is stored")
+    with pytest.raises(Fatal, match="another shape"), scheduler(states):
+        pass

@@ -11,6 +11,7 @@ from scheduler.core.shard import ShardSettings
 from scheduler.host import RuntimeSettings, ShardHost
 from scheduler.runtime import SchedulerRuntime
 from schemas.codec import Codec
+from schemas.topics import delay_topic
 from tests.simulation.actors import Client, Worker
 from tests.simulation.invariants import (
     CLOCK_ERROR_US,
@@ -51,7 +52,8 @@ class Simulation:
 
     def __init__(self, seed: int, codec: Codec) -> None:
         self.seed, self.codec = seed, codec
-        self.world = World(seed, SHARDS)
+        wheel = SETTINGS.wheel
+        self.world = World(seed, SHARDS, {delay_topic(level): SHARDS * wheel.slots for level in wheel.levels})
         self.states = SimStates(self.world)
         self.facts = Facts(self.world, codec)
         self.client = Client(self.world, codec, self.facts)

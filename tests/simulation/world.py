@@ -43,9 +43,9 @@ class Batch:
 class World:
     """What outlives every process: partitions, groups, checkpoints, true time."""
 
-    def __init__(self, seed: int, shards: int) -> None:
+    def __init__(self, seed: int, shards: int, sizes: Mapping[str, int]) -> None:
         self.seed, self.rng = seed, Random(seed)
-        self.shards = shards
+        self.shards, self._sizes = shards, sizes
         self.began = self.now = 1_800_000_000_000_000
         self.faults = Faults()
         self.partitions: dict[TopicPartition, list[Record]] = defaultdict(list)
@@ -58,6 +58,10 @@ class World:
     def say(self, who: str, what: str) -> None:
         """Add a line to the transcript."""
         self.transcript.append(f"{(self.now - self.began) / 1e6:10.3f} {who:<12} {what}")
+
+    def partitions_of(self, topic: str) -> int:
+        """As many as there are shards, unless `sizes` says otherwise."""
+        return self._sizes.get(topic, self.shards)
 
     def chance(self, probability: float) -> bool:
         """Whether it happens this time."""
@@ -125,7 +129,7 @@ class SimLog:
         world.connections.append(self)
 
     def partitions(self, topic: str) -> int:
-        return self.world.shards
+        return self.world.partitions_of(topic)
 
     def ready_partitions(self, topic: str) -> int:
         """Now and then a topic cannot be written for a while, as seen from here, or has fewer partitions."""
