@@ -365,6 +365,8 @@ class ScheduleService:
         (answer,) = yield from ask_all([request])
         if isinstance(answer, TidewheelIOError):
             raise answer
+        if answer.outcome is Outcome.NOT_FOUND:
+            raise schedule_not_found(request.schedule_id)
         return answer
 
 
