@@ -17,7 +17,7 @@ from infra.kafka.state import KafkaStateStore
 from infra.kafka.topics import TopicAdmin, wanted_topics
 from infra.local import LocalBroker
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
-from infra.topics import ClusterSizes, cluster_catalog, embedded_catalog
+from infra.topics import DEFAULT_WHEEL, ClusterSizes, cluster_catalog, embedded_catalog
 from scheduler.core.shard import ShardSettings
 from scheduler.host import Phase, RuntimeSettings
 from scheduler.ports import Entry, Log, Record, StateStore, TopicPartition
@@ -42,6 +42,7 @@ class Topics(NamedTuple):
     connect: Callable[[], Log]
     states: StateStore
     prefix: str = ""
+    wheel: WheelShape = DEFAULT_WHEEL
 
 
 class TopicsStage:
@@ -50,7 +51,7 @@ class TopicsStage:
     def __init__(self, topics: Topics, codec: Codec, shards: int) -> None:
         self.topics, self.codec, self.shards = topics, codec, shards
         self.log = log = topics.connect()
-        settings = RuntimeSettings(owner="test", checkpoint_us=0, shard=ShardSettings(wheel=WHEEL))
+        settings = RuntimeSettings(owner="test", checkpoint_us=0, shard=ShardSettings(wheel=topics.wheel))
         self.runtime = SchedulerRuntime(log, topics.states, codec, SteadyClock(), Random(1), settings)
         self.until(self._is_active)
 
@@ -158,7 +159,7 @@ def _on_kafka(shards: int) -> Iterator[Topics]:
         return logs[-1]
 
     try:
-        yield Topics(connect, states, settings.prefix)
+        yield Topics(connect, states, settings.prefix, WHEEL)
     finally:
         for log in logs:
             log.close()
