@@ -65,10 +65,20 @@ class Way:
         self.port = self._listener.getsockname()[1]
         self._is_open = True
         self.is_deaf = False  # what the nodes answer is dropped, and the connection with it
+        self._moves = threading.Event()
+        self._moves.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def hold(self) -> None:
+        """Let connections be, but pass nothing on until `move`."""
+        self._moves.clear()
+
+    def move(self) -> None:
+        """End a hold."""
+        self._moves.set()
 
     def block(self) -> None:
         """End all connections, and every new one at once."""
@@ -85,6 +95,7 @@ class Way:
 
     def close(self) -> None:
         """Give the port back."""
+        self.move()
         self.block()
         _end(self._listener)
         self._thread.join(TIMEOUT_S)
@@ -107,6 +118,7 @@ class Way:
             while data := source.recv(65_536):
                 if self.is_deaf and is_answer:
                     break
+                self._moves.wait(TIMEOUT_S)
                 target.sendall(data)
         _end(source, target)
 

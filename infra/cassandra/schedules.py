@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from infra.cassandra.session import Answer, Session, Statement, batch_of
+from infra.cassandra.session import Answer, Request, Session, Statement, request_of
 from infra.cassandra.writes import SLICE_ROWS_MAX
 from infra.cursors import ScheduleKey, cursor_of, key_of, parse_cursor
 from scheduler.ports import Batch, ScheduleFilter, SchedulePage
@@ -187,7 +187,7 @@ class ScheduleWrites:
             schedule_id: None if schedule is None else place_of(schedule) for schedule_id, schedule in batch.schedules
         }
 
-    def lists(self) -> Iterator[Statement]:
+    def lists(self) -> Iterator[Request]:
         """Batches of list rows, and entries of the calendar."""
         parts: dict[tuple[str, int], list[Statement]] = {}
         tenants: dict[str, None] = {}
@@ -204,8 +204,9 @@ class ScheduleWrites:
                 tenants[tenant_id] = None
         for statements in parts.values():
             for begin in range(0, len(statements), SLICE_ROWS_MAX):
-                yield batch_of(statements[begin : begin + SLICE_ROWS_MAX])
-        yield from (self._to.entry.bind((tenant_id,)) for tenant_id in tenants if tenant_id not in self._tenants)
+                yield request_of(statements[begin : begin + SLICE_ROWS_MAX])
+        news = (tenant_id for tenant_id in tenants if tenant_id not in self._tenants)
+        yield from (request_of([self._to.entry.bind((tenant_id,))]) for tenant_id in news)
 
     def rows(self) -> Iterator[list[Statement]]:
         """The write of each row."""

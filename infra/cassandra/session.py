@@ -14,7 +14,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cassandra import (
     AuthenticationFailed,
@@ -36,7 +36,7 @@ from cassandra.connection import ConnectionException
 from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPolicy, RetryPolicy, TokenAwarePolicy
 from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import ErrorMessage, SyntaxException
-from cassandra.query import BatchStatement, BatchType, tuple_factory
+from cassandra.query import UNSET_VALUE, BatchStatement, BatchType, tuple_factory
 
 from infra.cassandra.settings import CassandraSettings, is_tls, tls_of
 from schemas.errors import Fatal, Retriable, TidewheelIOError
@@ -45,7 +45,11 @@ Statement: TypeAlias = Any  # the driver has no types
 Row: TypeAlias = tuple[Any, ...]
 
 APPLY = "run `tidewheel schema apply`"
-IN_FLIGHT_MAX = 32  # batches of one write that wait for their answer: enough to keep two cores of a node busy
+IN_FLIGHT_MAX = 32  # requests of one write that wait for their answer: enough to keep two cores of a node busy
+# The driver refuses a request ("is overloaded") while what it was given before does not fit the socket's buffer, which
+# may be 2 MiB on the same machine and much less elsewhere. A larger request goes alone.
+IN_FLIGHT_BYTES_MAX = 512 * 1024
+CELL_BYTES = 20  # counted by Cassandra for a cell beside its value, at most
 READS_MAX = 512  # requests of readers that wait for their answer, of one process
 RECONNECT_S = 1.0  # between tries to reach a node that is down
 _TRIES_MAX = 2  # of a request beyond the first, each at the next node
@@ -147,16 +151,20 @@ class Session:
         future.add_callbacks(self._give_room, self._give_room)
         return Answer(self, future)
 
-    def write_all(self, batches: Iterable[Statement]) -> None:
-        """Write batches, several at a time, and wait for all of them. After an error some may be written."""
-        flying: deque[Any] = deque()
+    def write_all(self, requests: Iterable[Request]) -> None:
+        """Write requests, several at a time, and wait for all of them. After an error some may be written."""
+        flying: deque[tuple[Any, int]] = deque()
+        flying_bytes = 0
         with self._used():
-            for batch in batches:
-                if len(flying) >= IN_FLIGHT_MAX:
-                    flying.popleft().result()
-                flying.append(self._session.execute_async(batch, execution_profile=_WRITE))
-            while flying:
-                flying.popleft().result()
+            for statement, size in requests:
+                while flying and (len(flying) >= IN_FLIGHT_MAX or flying_bytes + size > IN_FLIGHT_BYTES_MAX):
+                    first, first_size = flying.popleft()
+                    first.result()
+                    flying_bytes -= first_size
+                flying.append((self._session.execute_async(statement, execution_profile=_WRITE), size))
+                flying_bytes += size
+            for future, _ in flying:
+                future.result()
 
     def _give_room(self, _: object) -> None:
         self._room.release()
@@ -210,15 +218,32 @@ class Answer:
                 rows.fetch_next_page()
 
 
-def batch_of(statements: Sequence[Statement]) -> Statement:
-    """One request for several writes. UNLOGGED: each is idempotent, and all are repeated if one fails."""
+class Request(NamedTuple):
+    """What is sent as one, and about how many bytes that are."""
+
+    statement: Statement
+    size: int
+
+
+def request_of(statements: Sequence[Statement], size: int | None = None) -> Request:
+    """One request for several writes. UNLOGGED: each is idempotent, and all are repeated if one fails.
+
+    `size` is the sum of their sizes, where it is known already.
+    """
+    if size is None:
+        size = sum(map(size_of, statements))
     if len(statements) == 1:
-        return statements[0]
+        return Request(statements[0], size)
     batch = BatchStatement(BatchType.UNLOGGED)
     batch.is_idempotent = True
     for statement in statements:
         batch.add(statement)
-    return batch
+    return Request(batch, size)
+
+
+def size_of(statement: Statement) -> int:
+    """About how many bytes a bound statement has, as Cassandra counts them for the size of a batch."""
+    return sum(len(value) + CELL_BYTES for value in statement.values if value is not UNSET_VALUE and value is not None)
 
 
 def _cluster(settings: CassandraSettings) -> Any:

@@ -17,7 +17,7 @@ from infra.cassandra.lists import Key, Reading, Slice, Walk, cursor_of, parse_cu
 from infra.cassandra.rows import ATTEMPT_COLUMNS, TASK_COLUMNS, Life, life_of, row_of
 from infra.cassandra.schedules import ScheduleTables, ScheduleWrites
 from infra.cassandra.schema import check_schema
-from infra.cassandra.session import Answer, Session, Statement, batch_of
+from infra.cassandra.session import Answer, Request, Session, request_of
 from infra.cassandra.settings import CassandraSettings
 from infra.cassandra.writes import ATTEMPTS_SHOWN_MAX, SLICE_ROWS_MAX, Writes, Writing, batches_of
 from scheduler.ports import Batch, Position, ScheduleFilter, SchedulePage, TaskChange, TaskFilter, TaskPage, TaskRow
@@ -117,20 +117,20 @@ class CassandraView:
             writes.add(change)
         return writes
 
-    def _lists(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Statement]:
+    def _lists(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Request]:
         return chain(writes.lists(self._listed), schedules.lists())
 
-    def _rows(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Statement]:
+    def _rows(self, writes: Writes, schedules: ScheduleWrites) -> Iterator[Request]:
         return chain(writes.rows(self._session), batches_of(schedules.rows(), self._session))
 
-    def _moves(self, batches: Sequence[Batch]) -> Iterator[Statement]:
+    def _moves(self, batches: Sequence[Batch]) -> Iterator[Request]:
         """All positions are rows of one partition."""
         moves = [
             self._writing.position.bind((TASK_EVENTS, batch.partition, *batch.position, batch.position.next_offset, 0))
             for batch in batches
         ]
         for part in range(0, len(moves), SLICE_ROWS_MAX):
-            yield batch_of(moves[part : part + SLICE_ROWS_MAX])
+            yield request_of(moves[part : part + SLICE_ROWS_MAX])
 
     def task(self, task_id: str) -> TaskRow | None:
         """The row with its newest attempts in order, or None if its beginning was not applied yet, or it expired."""

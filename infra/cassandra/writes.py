@@ -31,7 +31,7 @@ from infra.cassandra.rows import (
     cell,
     merged,
 )
-from infra.cassandra.session import Session, Statement, batch_of
+from infra.cassandra.session import Request, Session, Statement, request_of, size_of
 from infra.cassandra.settings import TTL_S_MAX
 from scheduler.ports import Position, TaskChange
 
@@ -44,7 +44,6 @@ _RENEWED_EVERY_US = 32 * DAY_US  # so that an entry is written once, and not for
 # Cassandra warns, half as many tasks a second were written. It refuses 50 KiB (batch_size_fail_threshold).
 BATCH_KEYS_MAX = 25
 BATCH_BYTES_MAX = 24_000
-CELL_BYTES = 20  # counted by Cassandra for a cell beside its value, at most
 SLICE_ROWS_MAX = 100  # of one partition, which is one mutation however many there are
 _UNSET: Any = UNSET_VALUE
 
@@ -145,11 +144,11 @@ class Writes:
         self._bury(task_id, None if old is None else old.dead_in, life, ttl_s)
         self.lives[task_id] = life
 
-    def lists(self, known: Mapping[Slice, int]) -> Iterator[Statement]:
+    def lists(self, known: Mapping[Slice, int]) -> Iterator[Request]:
         """Batches of list rows, and of the calendar's entries but for those `known` to be there for as long."""
         for writes in self._lists.values():
             for begin in range(0, len(writes), SLICE_ROWS_MAX):
-                yield batch_of([write.bound() for write in writes[begin : begin + SLICE_ROWS_MAX]])
+                yield request_of([write.bound() for write in writes[begin : begin + SLICE_ROWS_MAX]])
         entries: dict[Entry, int] = {}
         for of, until in self._until.items():
             if until > known.get(of, 0):
@@ -158,13 +157,13 @@ class Writes:
         for entry, until in entries.items():
             left_s = (until - self._now_us) // 1_000_000
             if left_s > 0:
-                yield self._to.entry.bind((*entry, until, left_s if left_s <= TTL_S_MAX else 0))
+                yield request_of([self._to.entry.bind((*entry, until, left_s if left_s <= TTL_S_MAX else 0))])
 
     def listed(self) -> Mapping[Slice, int]:
         """Until when the calendar leads to what was written, by list and slice."""
         return self._until
 
-    def rows(self, session: Session) -> Iterator[Statement]:
+    def rows(self, session: Session) -> Iterator[Request]:
         """Batches of tasks and attempts that the same node keeps; a large task alone."""
         return batches_of(([write.bound() for write in writes] for writes in self._rows), session)
 
@@ -251,20 +250,16 @@ def _set(
         values[places[name]] = cell(name, defaults[name])
 
 
-def batches_of(rows: Iterable[Sequence[Statement]], session: Session) -> Iterator[Statement]:
+def batches_of(rows: Iterable[Sequence[Statement]], session: Session) -> Iterator[Request]:
     """Batches of rows that the same node keeps, each row being the bound statements of one partition key."""
     open_batches: dict[object, _Batch] = {}
     is_one_node = session.is_one_node()
     for statements in rows:
         replica = None if is_one_node else session.replica(statements[0].routing_key)
         batch = open_batches.setdefault(replica, _Batch())
-        size = sum(map(_size, statements))
+        size = sum(map(size_of, statements))
         if batch.keys == BATCH_KEYS_MAX or (batch.keys and batch.size + size > BATCH_BYTES_MAX):
-            yield batch_of(batch.statements)
+            yield request_of(batch.statements, batch.size)
             batch = open_batches[replica] = _Batch()
         batch.add(statements, size)
-    yield from (batch_of(batch.statements) for batch in open_batches.values())
-
-
-def _size(statement: Statement) -> int:
-    return sum(len(value) + CELL_BYTES for value in statement.values if value is not _UNSET and value is not None)
+    yield from (request_of(batch.statements, batch.size) for batch in open_batches.values())

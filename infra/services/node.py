@@ -134,7 +134,12 @@ class Node(ABC):
 
     def pause(self) -> None:
         """Let no code of it run until `resume`, as a long pause of the machine would."""
-        self._signal(signal.SIGSTOP)
+        pid = self._signal(signal.SIGSTOP)
+        give_up_at = time.monotonic() + KILL_S
+        while pid is not None and not stands_still(pid):  # a thread on another core may run on for a while
+            if time.monotonic() > give_up_at:
+                raise self._failed(f"runs on {KILL_S:.0f} s after SIGSTOP")
+            time.sleep(LOOK_EVERY_S)
 
     def resume(self) -> None:
         """End a pause."""
@@ -206,6 +211,15 @@ def has_ended(pid: int) -> bool:
         return Path("/proc/self/stat").exists() or _ps(pid, "state=").strip()[:1] in ("", "Z")
     state, threads = after_name[0], int(after_name[17])
     return state in ("Z", "X") and threads <= 1  # its first thread may be done before the others are
+
+
+def stands_still(pid: int) -> bool:
+    """Whether no thread of a process runs, since it was stopped or has ended."""
+    try:
+        stats = [(task / "stat").read_text("ascii", "replace") for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return has_ended(pid) or _ps(pid, "state=").strip()[:1] == "T"
+    return all(stat.rpartition(")")[2].split()[0] in ("T", "t", "Z", "X") for stat in stats)
 
 
 def resident_bytes(pid: int) -> int | None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
@@ -24,6 +25,8 @@ from schemas.ids import shard_of
 from schemas.messages import (
     Event,
     InvalidRecord,
+    Schedule,
+    ScheduleSpec,
     ShardCheckpoint,
     Status,
     SubmitTask,
@@ -329,3 +332,19 @@ def test_a_checkpoint_of_another_wheel_stops_the_process(marks: dict[str, Any]) 
     eventually(lambda: results == [None], "it is stored")
     with pytest.raises(Fatal, match="another shape"), scheduler(states):
         pass
+
+
+def test_a_schedule_that_is_flagged_is_said_where_operators_look() -> None:
+    states = SqliteStateStore(MEMORY)
+    spec = ScheduleSpec(name="n", task=TaskSpec(task_type="t"), cron_expression="of another version")
+    schedule = Schedule(
+        schedule_id="s", spec=spec, version=1, created_at=0, updated_at=0, considered_at=0, next_fire_at=1, tzdata="old"
+    )
+    token = eventually(lambda: states.fence(0))
+    results: list[TidewheelIOError | None] = []
+    states.commit(0, token, [(b"schedule/s", CODEC.encode(schedule))], results.append)
+    eventually(lambda: results == [None], "it is stored")
+    with capture_logs() as said, scheduler(states) as (runtime, _):
+        turned_until(runtime, lambda: [one for one in said if one.get("schedule") == "s"])
+    (line,) = [one for one in said if one.get("schedule") == "s"]
+    assert line["log_level"] == "error" and "InvalidSchedule" in line["problem"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -86,11 +88,19 @@ def test_several_servers_are_added_up(engine: Engine) -> None:
     assert twice["releases"]["max_ms"] == alone["releases"]["max_ms"]
 
 
-def test_what_has_no_shards_is_said_to_have_none(engine: Engine) -> None:
-    ran = _command("--server", f"{engine.address}/nowhere")
-    assert ran.exit_code == 1
-    assert "has no shards" in ran.stderr
-    assert _command("--server", "http://127.0.0.1:9").exit_code == 3
+def test_what_has_no_shards_is_said_to_have_none() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        ran = _command("--server", f"http://127.0.0.1:{other.server_port}")
+        other.shutdown()
+    assert (ran.exit_code, "has no shards" in ran.stderr) == (1, True)
+
+
+def test_what_does_not_answer_is_said_to_be_silent_and_what_is_no_address_to_be_none() -> None:
+    silent = _command("--server", "http://127.0.0.1:9")
+    assert (silent.exit_code, "start one with `tidewheel dev`" in silent.stderr) == (3, True)
+    wrong = _command("--server", "nonsense")
+    assert (wrong.exit_code, "'nonsense' is no address" in wrong.stderr) == (2, True)
 
 
 def test_metrics_count_what_waits_and_how_late_it_was(engine: Engine) -> None:

@@ -71,7 +71,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.backend = HttpBackend(_client_settings(url))
+        self.backend = HttpBackend(client_settings(url))
 
     @property
     def options(self) -> str:
@@ -85,16 +85,16 @@ class Client:
         except Refused as refused:
             raise self.translated(refused, task_id) from refused
         except msgspec.MsgspecError as error:
-            raise self._unreachable(f"what answers at {self.url} is no tidewheel of this release") from error
+            raise unreachable(f"what answers at {self.url} is no tidewheel of this release") from error
 
     def translated(self, refused: Refused, task_id: str | None = None) -> CommandError:
         """The refusal as the command line tells it."""
         refusal = refused.refusal
         if isinstance(refused.__cause__, httpx.ConnectError):
-            return self._unreachable(f"there is no server at {self.url} ({refused.__cause__})")
+            return unreachable(f"there is no server at {self.url} ({refused.__cause__})")
         if isinstance(refused.__cause__, httpx.HTTPError):
             cause = refused.__cause__
-            error = self._unreachable(f"no answer from {self.url} ({str(cause) or type(cause).__name__})")
+            error = unreachable(f"no answer from {self.url} ({str(cause) or type(cause).__name__})")
             error.hint = self._hint(Refusal(RefusalKind.UNDECIDED, ""), task_id)
             return error
         detail = "; ".join(_field_text(error) for error in refusal.errors) or refusal.detail
@@ -107,9 +107,11 @@ class Client:
             return f"look how it stands: tidewheel status {task_id}{self.options}"
         return HINTS.get(refusal.kind)
 
-    def _unreachable(self, detail: str) -> CommandError:
-        hint = "start one with `tidewheel dev`, or name another one with --server or TIDEWHEEL_SERVER"
-        return CommandError(detail, code=Exit.UNREACHABLE, kind="unreachable", hint=hint)
+
+def unreachable(detail: str) -> CommandError:
+    """There is no answer, or none of a tidewheel."""
+    hint = "start one with `tidewheel dev`, or name another one with --server or TIDEWHEEL_SERVER"
+    return CommandError(detail, code=Exit.UNREACHABLE, kind="unreachable", hint=hint)
 
 
 def _field_text(error: FieldError) -> str:
@@ -118,7 +120,8 @@ def _field_text(error: FieldError) -> str:
     return f"{_OPTIONS.get(error.field, error.field)} {said}"
 
 
-def _client_settings(url: str) -> ClientSettings:
+def client_settings(url: str) -> ClientSettings:
+    """The settings of a client of the server at `url`. Raises CommandError if that is no address."""
     try:
         return ClientSettings(server=url.rstrip("/"))
     except ValidationError as error:

@@ -13,7 +13,7 @@ from rich.text import Text
 from scheduler.instants import parse_instant
 from scheduler.timer_report import LatenessView, TimersView, WindowView, sum_of_timers
 from tidewheel.cli.arguments import Debug, Json
-from tidewheel.cli.client import LOCAL
+from tidewheel.cli.client import LOCAL, client_settings, unreachable
 from tidewheel.cli.edge import CommandError, Exit, print_json
 from tidewheel.terminal import about, console, local_time, plain, relative, show, span
 
@@ -53,7 +53,7 @@ def timers(
 
     Of a cluster name the health port of each scheduler: --server http://HOST:PORT, once for each.
     """
-    view = sum_of_timers([_read(url.rstrip("/")) for url in server])
+    view = sum_of_timers([_read(client_settings(url).server) for url in server])
     if json:
         print_json(view)
     else:
@@ -70,17 +70,9 @@ def _read(url: str) -> TimersView:
             if answer.status_code != httpx.codes.NOT_FOUND:
                 break
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        hint = "start one with `tidewheel dev`, or name another one with --server or TIDEWHEEL_SERVER"
-        raise CommandError(
-            f"no answer from {url} ({str(error) or type(error).__name__})",
-            code=Exit.UNREACHABLE,
-            kind="unreachable",
-            hint=hint,
-        ) from error
+        raise unreachable(f"no answer from {url} ({str(error) or type(error).__name__})") from error
     except msgspec.MsgspecError as error:
-        raise CommandError(
-            f"what answers at {url} is no tidewheel of this release", code=Exit.UNREACHABLE, kind="unreachable"
-        ) from error
+        raise unreachable(f"what answers at {url} is no tidewheel of this release") from error
     hint = "name the health port of each scheduler with --server"
     raise CommandError(f"{url} has no shards: it answered {answer.status_code}", kind="no-shards", hint=hint)
 
