@@ -1,14 +1,18 @@
-"""C30: tasks that run longer than the poll interval of the consumers that brought them.
+"""What groups of consumers are trusted with: their members (C30), and how far they came (C31).
 
-It applies to the groups of workers and of schedulers, whose members poll in a loop that never runs a handler. All of it
-must hold but one thing: here the offset of a ready record is not committed once the work is done, but once the report
-of its start is in the log. From then on the shard watches over the attempt, and the record is of no more use: a lost
-attempt is started again by a new one. Committing at the end would only have every ready record behind a long task read
-again after a rebalance.
+**C30**, tasks that run longer than the poll interval of the consumers that brought them, applies to the groups of
+workers and of schedulers, whose members poll in a loop that never runs a handler. All of it must hold but one thing:
+here the offset of a ready record is not committed once the work is done, but once the report of its start is in the
+log. From then on the shard watches over the attempt, and the record is of no more use: a lost attempt is started again
+by a new one. Committing at the end would only have every ready record behind a long task read again after a rebalance.
+
+**C31**, offsets that are wrong or gone: here they are a convenience of the workers alone, what was started is known
+by the events. That commits never pass an open record is tested where they are made: test_intake, test_worker_runtime.
 """
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -68,6 +72,34 @@ def test_nobody_is_expelled_and_nothing_waits_for_long_tasks(tmp_path: Path) -> 
         eventually(lambda: groups.lags() == {0}, "all that was done is committed", LONG_S)
 
 
+def test_offsets_that_expired_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    passed = tmp_path / "passed"
+    with Cluster(tmp_path) as cluster:
+        scheduler, groups = cluster.start("scheduler"), Groups(cluster)
+        api = cluster.api(cluster.start("api"))
+        worker = cluster.start("worker", APP)
+        ids = [api.submit("pass", {"journal": str(passed)}) for _ in range(SHORT_TASKS)]
+        eventually(lambda: len(notes(passed)) == SHORT_TASKS, "the first ones ran", LONG_S)
+        eventually(lambda: groups.lags() == {0}, "that is committed", LONG_S)
+        worker.send(signal.SIGTERM)
+        assert worker.ended() == 0
+        ids += [api.submit("pass", {"journal": str(passed)}) for _ in range(SHORT_TASKS)]
+        eventually(lambda: groups.lags() != {0}, "the next ones were sent out", LONG_S)
+        scheduler.send(signal.SIGTERM)
+        assert scheduler.ended() == 0
+        groups.remove()
+        cluster.start("scheduler")
+        cluster.start("worker", APP)
+
+        def ended() -> bool:
+            tasks = cluster.history().tasks
+            return len(tasks) == len(ids) and {task.status for task in tasks.values()} == {Status.SUCCEEDED}
+
+        eventually(ended, "all of them succeeded", LONG_S)
+        eventually(lambda: groups.lags() == {0}, "all old records were read again and passed over", LONG_S)
+        assert sorted(notes(passed)) == sorted(f"{task_id} 1" for task_id in ids)
+
+
 class Groups:
     """The groups of a cluster, as the brokers know them."""
 
@@ -89,6 +121,11 @@ class Groups:
         places = [place for group in self._groups() if self._is_of_workers(group) for place in self._committed(group)]
         ends = self._admin.list_offsets(dict.fromkeys(places, self._latest), request_timeout=ASK_S)
         return {ends[place].result(ASK_S).offset - place.offset for place in places}
+
+    def remove(self) -> None:
+        """Forget the groups and their offsets, as brokers do with groups that nobody used for long."""
+        for removed in self._admin.delete_consumer_groups(self._groups(), request_timeout=ASK_S).values():
+            removed.result(ASK_S)
 
     def _committed(self, group: str) -> list[TopicPartition]:
         (answer,) = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
