@@ -34,7 +34,7 @@ check: $(STAMP)  ## lint, types and import rules, without the tests
 
 test: check  ## check, and all tests that this machine can run; what was skipped is said at the end
 	@$(BIN)/python -m tests.services fetch
-	@$(BIN)/python -m pytest -n auto --dist loadgroup
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)  ## a short form of all benchmarks; writes benchmarks/RESULTS.md
 	@$(BIN)/python -m benchmarks all --short

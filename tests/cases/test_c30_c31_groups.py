@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.service("kafka"),
     pytest.mark.service("cassandra"),
-    pytest.mark.xdist_group("services"),
 ]
 
 APP = "tests.blocking_app:app"

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.service("kafka"),
     pytest.mark.service("cassandra"),
     pytest.mark.timeout(300),
-    pytest.mark.xdist_group("services"),  # not beside others that start and end services: there are few cores
 ]
 
 APP = "tests.process_app:app"

@@ -49,7 +49,6 @@ def logging_as_before() -> Iterator[None]:
 @pytest.mark.service("kafka")
 @pytest.mark.service("cassandra")
 @pytest.mark.timeout(300)
-@pytest.mark.xdist_group("services")
 @pytest.mark.parametrize("command", TINY)
 def test_a_benchmark_prints_its_contract(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -130,7 +129,6 @@ def test_the_longest_gap_is_that_of_one_shard_and_reaches_to_both_ends() -> None
 @pytest.mark.slow
 @pytest.mark.service("kafka")
 @pytest.mark.timeout(180)
-@pytest.mark.xdist_group("services")
 def test_services_that_do_not_start_leave_nothing_behind(tmp_path: Path) -> None:
     with reserved_ports() as base_port:
         cluster = Cluster(tmp_path / "services", kafka=1, cassandra=1, base_port=base_port)

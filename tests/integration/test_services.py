@@ -27,7 +27,7 @@ LISTENING = "0A"  # the state in /proc/net/tcp
 RUN_S = 300.0  # a whole command or run, with what it has to fetch
 
 # One after the other: three nodes of anything are enough for a small machine.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(RUN_S), pytest.mark.xdist_group("services")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(RUN_S)]
 
 
 def tidewheel_services(*arguments: str, code: int = 0) -> Any:
@@ -68,24 +68,6 @@ def test_the_command_starts_what_does_not_run_and_stops_by_pid(tmp_path: Path) -
     assert not is_taken("127.0.0.1", base_port + 92)
     assert list(tmp_path.iterdir()) == []
     assert tidewheel_services("status", *data, code=1)["kind"] == "no-services"
-
-
-@pytest.mark.service("kafka")
-def test_of_three_brokers_two_go_on_without_one() -> None:
-    with services.own_cluster(kafka=3) as cluster:
-        first, second, third = cluster.kafka.nodes
-        second.kill()
-        assert not second.answers()
-        eventually(lambda: kafka_brokers(first.host, first.port) == {1, 3}, "a lost broker is noticed")
-        assert third.answers()
-        cluster.up()
-        assert kafka_brokers(first.host, first.port) == kafka_brokers(second.host, second.port) == {1, 2, 3}
-        third.pause()
-        assert not third.answers()
-        third.resume()
-        third.wait()
-        third.stop()
-        assert third.pid is None
 
 
 @pytest.mark.service("cassandra")

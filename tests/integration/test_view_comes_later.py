@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.service("kafka"),
     pytest.mark.service("cassandra"),
-    pytest.mark.xdist_group("services"),
 ]
 
 APP = "tests.process_app:app"
