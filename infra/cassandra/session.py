@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -267,6 +268,8 @@ def _cluster(settings: CassandraSettings) -> Any:
         ssl_context=tls_of(settings),
         protocol_version=ProtocolVersion.V4,  # V5 sums up every frame, in Python; TCP does so already
         compression=False,
+        # The driver leaves Nagle's algorithm on: the end of each large batch then waits 40 ms for an acknowledgement.
+        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
         connect_timeout=settings.connect_timeout_s,
         control_connection_timeout=settings.connect_timeout_s,
         reconnection_policy=ConstantReconnectionPolicy(RECONNECT_S, max_attempts=None),
