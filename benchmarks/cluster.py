@@ -32,6 +32,7 @@ from benchmarks.stage import PAYLOAD_BYTES, WAIT_S, Noop, blob_for, holding, noo
 from infra.cassandra import CassandraSettings, CassandraView
 from infra.kafka.log import KafkaLog
 from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import TopicAdmin
 from infra.services import BASE_PORT, PORTS_TAKEN
 from infra.services import Cluster as Services
 from infra.topics import ClusterSizes, cluster_catalog
@@ -249,10 +250,12 @@ def running(
             own = files.enter_context(started_services(folder / "services", options, BASE_PORT - PORTS_TAKEN))
         addresses = files.enter_context(services(options)) if own is None else _addresses(own)
         environ = _environ(options, folder, addresses)
+        kafka = KafkaSettings(bootstrap=environ["TIDEWHEEL_KAFKA_BOOTSTRAP"], prefix=environ["TIDEWHEEL_KAFKA_PREFIX"])
+        if own is None:  # else what follows would pay for it: partitions take memory of the broker
+            files.callback(TopicAdmin(kafka).remove_all)
         for command in ("topics", "schema"):
             _apply(command, environ)
         starts = SharedStarts(folder / "starts", capacity)
-        kafka = KafkaSettings(bootstrap=environ["TIDEWHEEL_KAFKA_BOOTSTRAP"], prefix=environ["TIDEWHEEL_KAFKA_PREFIX"])
         view = files.enter_context(closing(_view(environ)))
         app, noop = noop_app(lambda index: None)
         hold = holding(app, lambda index: None)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from infra.kafka.log import KafkaLog
 from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import TopicAdmin
 from infra.topics import ClusterSizes, cluster_catalog
 from scheduler.ports import TopicPartition
 from schemas.messages import ShardOpened
@@ -54,6 +55,7 @@ class Cluster:
         host, port = cassandra or cassandra_address()
         name = uuid4().hex[:12]
         self.folder = folder
+        self._has_own_brokers = kafka is not None
         self.kafka = KafkaSettings(bootstrap=kafka or kafka_bootstrap(), prefix=f"test-{name}.")
         given = {
             "KAFKA_BOOTSTRAP": self.kafka.bootstrap,
@@ -78,6 +80,8 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._files.close()
+        if not self._has_own_brokers:
+            TopicAdmin(self.kafka).remove_all()
 
     def run(self, *arguments: str) -> str:
         """Run a command to its end; what it wrote to stdout."""

@@ -303,6 +303,16 @@ class TopicAdmin:
         with translated(f"change settings of {topic}"):
             changed.result(2 * REQUEST_S)
 
+    def remove_all(self) -> None:
+        """Remove the topics whose names begin with the prefix, and all that is in them. ValueError: there is none."""
+        if not self.prefix:
+            raise ValueError("prefix: empty, so that every topic of the brokers would be meant")
+        ours = list(self._listed(REQUEST_S))
+        removed = self._client.delete_topics(ours, operation_timeout=REQUEST_S) if ours else {}
+        for name, done in removed.items():
+            with translated(f"remove the topic {name}"):
+                done.result(2 * REQUEST_S)
+
     def partitions(self, topic: str) -> int | None:
         """How many partitions a topic has; None: it is not there (yet)."""
         try:

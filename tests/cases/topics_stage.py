@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from random import Random
 from typing import NamedTuple
-from uuid import uuid4
 
 import pytest
 
@@ -27,7 +26,7 @@ from schemas.messages import Event, InvalidRecord, ShardOpened
 from schemas.topics import TASK_EVENTS, TASK_REQUESTS_INVALID
 from schemas.wheel import MINUTE_US, WheelShape
 from tests.harness import eventually
-from tests.services import kafka_bootstrap
+from tests.kafka_stage import own_topics
 from tidewheel.clock import SteadyClock
 
 ENGINES = ("embedded", pytest.param("kafka", marks=pytest.mark.service("kafka")))
@@ -144,7 +143,11 @@ def _embedded(shards: int) -> Iterator[Topics]:
 
 @contextmanager
 def _on_kafka(shards: int) -> Iterator[Topics]:
-    settings = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
+    with own_topics() as settings:
+        yield from _topics(settings, shards)
+
+
+def _topics(settings: KafkaSettings, shards: int) -> Iterator[Topics]:
     catalog = cluster_catalog(ClusterSizes(shards=shards, reply_partitions=1, replication=1, wheel=WHEEL))
     admin = TopicAdmin(settings)
     wanted = wanted_topics(catalog, settings.prefix, ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 import structlog
@@ -18,7 +17,8 @@ from scheduler.ports import TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 from tests.contract.log import LogContract, append_and_wait, numbered, poll_until, take_count, values_of
 from tests.harness import eventually
-from tests.services import kafka_bootstrap, own_cluster
+from tests.kafka_stage import own_topics
+from tests.services import own_cluster
 
 pytestmark = pytest.mark.service("kafka")
 
@@ -28,8 +28,8 @@ AWAY_S = 60.0  # until a dead broker's partitions have other leaders, on a busy 
 class KafkaWorld:
     """Connections to one broker, with a prefix of their own."""
 
-    def __init__(self, bootstrap: str, catalog: TopicCatalog | None = None) -> None:
-        self.settings = KafkaSettings(bootstrap=bootstrap, prefix=f"test-{uuid4().hex[:12]}.")
+    def __init__(self, bootstrap: str, catalog: TopicCatalog | None = None, *, prefix: str = "test.") -> None:
+        self.settings = KafkaSettings(bootstrap=bootstrap, prefix=prefix)
         self.catalog = catalog or embedded_catalog(2)
         self.logs: list[KafkaLog] = []
         self._numbers = itertools.count()
@@ -57,9 +57,10 @@ class KafkaWorld:
 @pytest.fixture
 def world() -> Iterator[KafkaWorld]:
     """The broker that the tests share."""
-    made = KafkaWorld(kafka_bootstrap())
-    yield made
-    made.close()
+    with own_topics() as settings:
+        made = KafkaWorld(settings.bootstrap, prefix=settings.prefix)
+        yield made
+        made.close()
 
 
 class TestKafkaLog(LogContract):

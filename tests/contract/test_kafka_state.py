@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from uuid import uuid4
 
 import pytest
 
 from infra.kafka.settings import KafkaSettings
 from infra.kafka.state import KafkaStateStore
 from infra.kafka.topics import TopicAdmin, apply, plan
-from infra.topics import ClusterSizes, cluster_catalog
+from infra.topics import ClusterSizes, TopicCatalog, cluster_catalog
 from schemas.errors import Fenced, Retriable
+from schemas.topics import SHARD_STATE
 from tests.contract.state_store import StateStoreContract, commit, fenced, loaded
 from tests.harness import eventually
-from tests.services import kafka_bootstrap, own_cluster
+from tests.kafka_stage import own_topics
+from tests.services import own_cluster
 
 SHARDS = 3
 
@@ -23,17 +24,18 @@ pytestmark = pytest.mark.service("kafka")
 
 
 @pytest.fixture
-def settings() -> KafkaSettings:
+def settings() -> Iterator[KafkaSettings]:
     """A broker with a topic for the state of some shards."""
-    return with_topics(kafka_bootstrap())
+    with own_topics() as made:
+        yield with_state(made)
 
 
-def with_topics(bootstrap: str) -> KafkaSettings:
-    """Topics of a name of their own."""
-    made = KafkaSettings(bootstrap=bootstrap, prefix=f"test-{uuid4().hex[:12]}.")
-    admin = TopicAdmin(made)
-    apply(admin, plan(admin, cluster_catalog(ClusterSizes(shards=SHARDS))))
-    return made
+def with_state(settings: KafkaSettings) -> KafkaSettings:
+    """The topic of the state is made."""
+    admin = TopicAdmin(settings)
+    (state,) = [spec for spec in cluster_catalog(ClusterSizes(shards=SHARDS)) if spec.name == SHARD_STATE]
+    apply(admin, plan(admin, TopicCatalog([state])))
+    return settings
 
 
 @pytest.fixture
@@ -75,7 +77,8 @@ class TestKafkaState(StateStoreContract):
 @pytest.mark.timeout(180)
 def test_a_load_keeps_nobody_waiting_while_the_broker_is_away() -> None:
     with own_cluster(kafka=1) as services:
-        store = KafkaStateStore(with_topics(services.kafka.bootstrap))
+        brokers = KafkaSettings(bootstrap=services.kafka.bootstrap)
+        store = KafkaStateStore(with_state(brokers))
         assert commit(store, 0, fenced(store, 0), [(b"a", b"1")]) is None
         (broker,) = services.nodes
         broker.pause()

@@ -16,9 +16,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from confluent_kafka.admin import AdminClient
 
-from infra.kafka.settings import KafkaSettings
+from infra.kafka.topics import TopicAdmin
 from tests.cassandra_stage import TIMEOUT_S, session
 from tests.harness import Api, Child, eventually
 from tests.services import cassandra_address, kafka_bootstrap, own_cluster
@@ -103,17 +102,9 @@ def cluster() -> Iterator[dict[str, str]]:
 
 def _remove(environ: dict[str, str]) -> None:
     settings = load_settings(environ=environ).settings
-    _remove_topics(settings.of_kafka())
+    TopicAdmin(settings.of_kafka()).remove_all()
     with session(settings.of_cassandra()) as opened:
         opened.run(f"DROP KEYSPACE {settings.cassandra.keyspace}", TIMEOUT_S)
-
-
-def _remove_topics(settings: KafkaSettings) -> None:
-    properties: Any = settings.client()
-    client: Any = AdminClient(properties)
-    ours = [name for name in client.list_topics(timeout=10).topics if name.startswith(settings.prefix)]
-    for removed in client.delete_topics(ours).values():
-        removed.result(20)
 
 
 def _started(files: ExitStack, folder: Path, commands: Sequence[Sequence[str]]) -> list[Process]:

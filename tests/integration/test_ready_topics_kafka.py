@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import structlog
@@ -26,7 +25,7 @@ from schemas.errors import Fatal
 from schemas.ids import routing_key, shard_of
 from schemas.messages import Priority, ReadyTask, SubmitTask, TaskSpec
 from schemas.topics import TASK_REQUESTS, ready_topic
-from tests.services import kafka_bootstrap
+from tests.kafka_stage import own_topics
 from tidewheel.clock import SteadyClock
 
 pytestmark = pytest.mark.service("kafka")
@@ -128,14 +127,8 @@ class Sent:
 
 @pytest.fixture
 def settings() -> Iterator[KafkaSettings]:
-    made = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
-    with structlog.testing.capture_logs():
+    with own_topics() as made, structlog.testing.capture_logs():
         yield made
-    properties: Any = made.client()
-    own = client.AdminClient(properties)
-    ours = [name for name in own.list_topics(timeout=10).topics if name.startswith(made.prefix)]
-    for deleted in own.delete_topics(ours).values():
-        deleted.result(10)
 
 
 @pytest.fixture

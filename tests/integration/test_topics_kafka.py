@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
-from uuid import uuid4
 
 import pytest
 import structlog
-from confluent_kafka.admin import AdminClient
 
 from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
@@ -20,6 +17,7 @@ from schemas.errors import Fatal, Retriable
 from schemas.topics import REPLIES, SHARD_STATE, TASK_EVENTS, TASK_REQUESTS
 from schemas.wheel import MINUTE_US, WheelShape
 from tests.harness import eventually
+from tests.kafka_stage import own_topics
 from tests.services import kafka_bootstrap, own_cluster
 from tidewheel.brokers import check_topics
 
@@ -34,14 +32,8 @@ OTHER_RETENTION = cluster_catalog(replace(SIZES, event_retention_ms=3_600_000))
 
 @pytest.fixture
 def settings() -> Iterator[KafkaSettings]:
-    made = KafkaSettings(bootstrap=kafka_bootstrap(), prefix=f"test-{uuid4().hex[:12]}.")
-    yield made
-    properties: Any = made.client()
-    client: Any = AdminClient(properties)
-    ours = [name for name in client.list_topics(timeout=10).topics if name.startswith(made.prefix)]
-    if ours:
-        for deleted in client.delete_topics(ours).values():
-            deleted.result(10)
+    with own_topics() as made:
+        yield made
 
 
 @pytest.fixture
