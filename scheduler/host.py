@@ -181,6 +181,7 @@ class ShardHost:
         self._is_checkpointing = False
         self._checkpoint_results: deque[tuple[object, _Checkpoint, TidewheelIOError | None]] = deque()
         self._checkpointed_at = 0
+        self._loaded_taken_at: int | None = None
         self._checkpointed_positions: dict[str, int] | None = None  # a quiet shard, too, takes one after its opening
         self._read_positions: dict[str, int] = {}
         self._resume_from: dict[str, int] | None = None
@@ -226,7 +227,9 @@ class ShardHost:
             self._load_at = now + LOAD_AGAIN_US
         except StopIteration:
             self._loading = None
-            self._checkpointed_at = now
+            # By the owner before, if there was one. An owner who counts from its own beginning, and does not live until
+            # its first checkpoint, leaves ever more events for the next one to read.
+            self._checkpointed_at = min(now, self._loaded_taken_at or now)
             self.shard.drained_at = 0
             self.shard.on_loaded(now, self._next_offset - 1)
             self._slots = Slots(self._log, self._codec, self.shard)
@@ -333,6 +336,7 @@ class ShardHost:
             if number % LOAD_CHUNK == LOAD_CHUNK - 1:
                 yield
         if isinstance(checkpoint, ShardCheckpoint):
+            self._loaded_taken_at = checkpoint.taken_at
             shard.state.epoch = checkpoint.epoch
             shard.state.positions = dict(checkpoint.positions)
             shard.state.forwarded = {int(partition): offset for partition, offset in checkpoint.forwarded.items()}

@@ -15,8 +15,8 @@ from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage, SqliteStateStore
 from infra.topics import embedded_catalog
 from scheduler.core.shard import ShardSettings
-from scheduler.host import CHECKPOINT_KEY, Phase, RuntimeSettings
-from scheduler.ports import Entry, OnAck, TopicPartition
+from scheduler.host import CHECKPOINT_KEY, CHECKPOINT_US, Phase, RuntimeSettings
+from scheduler.ports import Clock, Entry, OnAck, TopicPartition
 from scheduler.runtime import SchedulerRuntime
 from schemas.catalog import newest, releases
 from schemas.codec import Codec
@@ -126,14 +126,18 @@ class Unwritable:
 
 @contextmanager
 def scheduler(
-    states: SqliteStateStore, codec: Codec = CODEC, around: Callable[[LocalLog], Any] = lambda log: log
+    states: SqliteStateStore,
+    codec: Codec = CODEC,
+    around: Callable[[LocalLog], Any] = lambda log: log,
+    clock: Clock | None = None,
+    checkpoint_us: int = 0,
 ) -> Iterator[tuple[SchedulerRuntime, LocalLog]]:
     """One shard, active, turned by the test."""
     storage = SqliteLogStorage(MEMORY)
     broker = LocalBroker(storage, embedded_catalog(1))
     log: LocalLog = around(broker.connect(commits=True))
-    settings = RuntimeSettings(owner="test", checkpoint_us=0)
-    runtime = SchedulerRuntime(log, states, codec, SteadyClock(), Random(1), settings)
+    settings = RuntimeSettings(owner="test", checkpoint_us=checkpoint_us)
+    runtime = SchedulerRuntime(log, states, codec, clock or SteadyClock(), Random(1), settings)
     try:
         turned_until(runtime, lambda: any(host.phase is Phase.ACTIVE for host in runtime.hosts.values()))
         yield runtime, log
@@ -177,6 +181,36 @@ def test_a_checkpoint_that_finds_no_room_is_taken_again_later() -> None:
             submit(log, task_id)
         turned_until(runtime, lambda: tasks <= {key.decode().removeprefix("task/") for key, _ in states.load(0)})
     assert states.refusals == 0
+
+
+class SlowClock:
+    """A clock that goes on by five microseconds with each look at it."""
+
+    def __init__(self) -> None:
+        self._now = SteadyClock().now_us()
+
+    def now_us(self) -> int:
+        """The time since it was made, or so."""
+        self._now += 5
+        return self._now
+
+
+@pytest.mark.parametrize("age_us", [CHECKPOINT_US, -CHECKPOINT_US], ids=["old", "of a clock that is ahead"])
+def test_the_age_of_a_checkpoint_counts_over_its_owners(age_us: int) -> None:
+    """Else owners that do not live until their first one would leave ever more events to read."""
+    states, clock = SqliteStateStore(MEMORY), SlowClock()
+    token = eventually(lambda: states.fence(0))
+    checkpoint = ShardCheckpoint(epoch=0, next_offset=0, positions={}, taken_at=clock.now_us() - age_us)
+    results: list[TidewheelIOError | None] = []
+    states.commit(0, token, [(CHECKPOINT_KEY, CODEC.encode(checkpoint))], results.append)
+    eventually(lambda: results == [None], "it is stored")
+    with scheduler(states, clock=clock, checkpoint_us=CHECKPOINT_US) as (runtime, log):
+        submit(log, "task")
+        turned_until(runtime, lambda: runtime.live("task") and not runtime.hosts[0].has_unacknowledged())
+        if age_us > 0:
+            turned_until(runtime, lambda: b"task/task" in dict(states.load(0)))
+        else:
+            assert b"task/task" not in dict(states.load(0))
 
 
 def test_a_request_that_wants_its_answer_nowhere_is_decided_all_the_same() -> None:

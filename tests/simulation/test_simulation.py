@@ -14,7 +14,8 @@ SEEDS = int(os.environ.get("SIMULATION_SEEDS", "250"))
 FIRST_SEED = int(os.environ.get("SIMULATION_FIRST_SEED", "0"))
 CHUNK = 25
 MUTANT_SEEDS_MAX = 100
-RARE = {"loaded-without-proof": 200}  # mutants that few seeds notice: from which seed on one does
+# Mutants that few seeds notice: from where on one does.
+RARE = {"loaded-without-proof": 470, "view-always-believed": 150}
 
 
 @pytest.mark.slow
