@@ -75,11 +75,10 @@ class Process:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=stderr, env=os.environ | dict(environ), start_new_session=True
             )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.kill)
             self.facts: dict[str, Any] = self._said(errors)
-        except BaseException:
-            self.kill()
-            raise
+            undo.pop_all()
 
     def _said(self, errors: Path) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -62,7 +62,7 @@ _ENVELOPE_DEPTH = 8  # how much deeper than the payload a body may be
 
 def not_allowed(message: str, allowed: str, field: str = "") -> PydanticCustomError:
     """What a validator raises: `message` completes "<field> …"."""
-    # The texts go through the context, because a brace in a template is a placeholder.
+    # The texts go through the context: what stands in braces in a template would be replaced.
     return PydanticCustomError("not_allowed", "{message}", {"message": message, "allowed": allowed, "field": field})
 
 

@@ -16,10 +16,10 @@ import contextlib
 import fcntl
 import functools
 import os
+import select
 import shutil
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +31,7 @@ from infra.services import BASE_PORT, PORTS_TAKEN, Cluster, Security, ServiceErr
 
 BASE_PORTS = range(19_100, 28_000, PORTS_TAKEN)  # apart from the default of `tidewheel services`
 REAPER_S = 30.0  # from its start until it watches
+WATCHES = b"watches\n"  # its first line
 _ROOT = Path(__file__).resolve().parents[1]
 _HELD: list[IO[str]] = []  # locks of this process, for as long as it lives
 
@@ -199,28 +200,31 @@ def _is_watched(folder: Path) -> bool:
 def _start_reaper(folder: Path) -> None:
     """It inherits nothing and is nobody's child for long: no signal to the run or its terminal reaches it."""
     command = [sys.executable, "-m", "tests.services", str(folder)]
-    with open(folder / "reaper.log", "a") as log:
-        os.posix_spawn(
-            sys.executable,
-            command,
-            {**os.environ, "PYTHONPATH": str(_ROOT)},
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
-                (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
-            ],
-            setsid=True,
-        )
-    give_up_at = time.monotonic() + REAPER_S
-    while not _is_watched(folder):
-        assert time.monotonic() < give_up_at, (folder / "reaper.log").read_text("utf-8")
-        time.sleep(0.01)
+    hears, says = os.pipe()
+    with open(folder / "reaper.log", "a") as log, open(hears, "rb") as heard:
+        try:
+            os.posix_spawn(
+                sys.executable,
+                command,
+                {**os.environ, "PYTHONPATH": str(_ROOT)},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, says, 1),
+                    (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+                ],
+                setsid=True,
+            )
+        finally:
+            os.close(says)  # the reaper alone has it now: if that dies, the pipe ends
+        is_told = bool(select.select([heard], [], [], REAPER_S)[0]) and heard.readline() == WATCHES
+    assert is_told, (folder / "reaper.log").read_text("utf-8")
 
 
 def reap(folder: Path) -> None:
     """Wait until nobody uses the folder; then leave nothing of it."""
     with open(folder / "reaper", "a") as reaper, open(folder / "users", "a") as users:
         fcntl.flock(reaper, fcntl.LOCK_EX)
+        os.write(1, WATCHES)
         fcntl.flock(users, fcntl.LOCK_EX)
         for record in folder.glob("*/services.json"):
             cluster = Cluster.recorded(record.parent)

@@ -115,12 +115,11 @@ class Session:
         self._is_closed = False
         self._room = threading.Semaphore(READS_MAX)
         self._cluster = _cluster(settings)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._cluster.shutdown)
             with self._translated():
                 self._session = self._cluster.connect()
-        except BaseException:
-            self._cluster.shutdown()
-            raise
+            undo.pop_all()
 
     def prepare(self, cql: str) -> Statement:
         """A prepared statement. Fatal: the tables are not there."""
@@ -144,11 +143,10 @@ class Session:
         with self._used():
             if not self._room.acquire(timeout=self._settings.request_timeout_s):
                 raise Retriable(f"{READS_MAX} reads wait for Cassandra: add API processes, or look at its load")
-            try:
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._room.release)
                 future = self._session.execute_async(bound, execution_profile=_READ)
-            except BaseException:
-                self._room.release()
-                raise
+                undo.pop_all()
         future.add_callbacks(self._give_room, self._give_room)
         return Answer(self, future)
 

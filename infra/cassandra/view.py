@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain, islice
 
 from infra.cassandra.lists import Key, Reading, Slice, Walk, cursor_of, parse_cursor
@@ -52,12 +53,11 @@ class CassandraView:
         self._lives = _Lives()
         self._listed: OrderedDict[Slice, int] = OrderedDict()
         self._session = Session(settings)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._session.close)
             check_schema(self._session, settings.keyspace)
             self._prepare(settings.keyspace)
-        except BaseException:
-            self._session.close()
-            raise
+            undo.pop_all()
 
     def _prepare(self, keyspace: str) -> None:
         prepare = self._session.prepare
@@ -87,12 +87,11 @@ class CassandraView:
         """Upsert the rows and move the positions; one that is not ahead is ignored. See the class for failures."""
         with self._write_lock:
             news = [batch for batch in batches if batch.position.next_offset > self._next_offset(batch.partition)]
-            try:
+            with ExitStack() as undo:  # rows may be ahead of what is remembered of them
+                for batch in news:
+                    undo.callback(self._forget, batch.partition)
                 self._apply(news)
-            except BaseException:
-                for batch in news:  # rows may be ahead of what is remembered of them
-                    self._forget(batch.partition)
-                raise
+                undo.pop_all()
 
     def _apply(self, news: Sequence[Batch]) -> None:
         written = [(batch, self._writes(batch), self._schedules.writes(batch)) for batch in news]

@@ -15,6 +15,7 @@ from tests.harness import eventually
 
 POLLS_MAX = 3_000
 POLL_S = 0.01
+WAIT_S = 30.0  # until what should have ended is given up
 
 
 class LogWorld(Protocol):
@@ -258,7 +259,8 @@ class LogContract:
         poll_until(lambda: True, log)
         log.wake()
         polling = polling_for_long(log)
-        eventually(lambda: not polling.is_alive(), "the end of the poll")
+        polling.join(WAIT_S)
+        assert not polling.is_alive(), "it was woken before it began"
 
     def test_wake_ends_a_waiting_poll(self, world: LogWorld) -> None:
         log = world.connect()
@@ -268,7 +270,9 @@ class LogContract:
             log.wake()
             return not polling.is_alive()
 
+        assert polling.is_alive(), "nothing else ends it"
         eventually(has_ended, "the end of the poll")
+        assert not polling.is_alive()
 
     @pytest.mark.timeout(60)
     def test_no_record_is_slept_over(self, world: LogWorld) -> None:

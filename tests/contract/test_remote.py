@@ -24,6 +24,7 @@ from scheduler.ports import Entry, TopicPartition
 from schemas.errors import Fatal, Retriable, TidewheelIOError
 from schemas.topics import TASK_EVENTS, TASK_REQUESTS
 from tests.contract.log import LogContract, append_and_wait, begin_all, numbered, poll_until, take_count, values_of
+from tests.harness import eventually
 
 READY = "ready.default.high"
 READY_0 = TopicPartition(READY, 0)
@@ -283,7 +284,8 @@ def test_garbage_ends_its_own_connection_alone(world: RemoteWorld, seed: int) ->
                 with contextlib.suppress(ConnectionResetError):
                     while client.recv(4096):
                         pass
-    append_and_wait(log, numbered(READY, 0, [1]))
+    eventually(lambda: world.server.connections == 1, "their connections are given up")
+    assert append_and_wait(log, numbered(READY, 0, [1])) == [0]
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

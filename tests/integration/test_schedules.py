@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.harness import eventually, running
+from schemas.messages import FireCause, ScheduleFired
+from tests.harness import events_of, eventually, running
 from tidewheel import App, Engine, NotSubmitted, ScheduleNotFound, TaskWasCancelled, current_context
 from tidewheel.cli import cli
 from workers.errors import RegistrationError
+
+PERIOD_S = 2  # of an interval whose times are missed
 
 
 class Held:
@@ -50,6 +53,14 @@ def held(app: App) -> Iterator[Held]:
 
 def scheduled(app: App, **fields: object) -> str:
     return app.schedules.create({"name": "s", "task_type": "held", "every_seconds": 1, **fields}).cron_id
+
+
+def fired_for(engine: Engine, cron_id: str) -> list[FireCause]:
+    """Why a schedule fired, each time."""
+    events = [one.event for one in events_of(engine)]
+    return [
+        event.body.cause for event in events if event.entity_id == cron_id and isinstance(event.body, ScheduleFired)
+    ]
 
 
 def test_overlap_skip_counts_what_it_skips_and_goes_on_after(app: App, held: Held) -> None:
@@ -109,20 +120,35 @@ def test_overlap_cancel_running_ends_the_run_before(app: App) -> None:
         assert (counts.skipped, counts.fired >= 3) == (0, True)
 
 
+def has_missed(made_at: datetime, now: datetime) -> bool:
+    """Whether two times of an interval that counts from 1970 are missed since, and none is within the grace of 1 s."""
+    phase_s = now.timestamp() % PERIOD_S
+    return now > made_at + timedelta(seconds=2 * PERIOD_S) and 1.1 < phase_s < 1.6
+
+
 @pytest.mark.parametrize(("policy", "made_up"), [("none", 0), ("latest", 1), ("all", 2)])
 def test_what_was_missed_while_paused_is_made_up_for_by_the_policy(
     app: App, held: Held, policy: str, made_up: int
 ) -> None:
     held.release.set()
-    with running(app):
+    with running(app) as engine:
         cron_id = scheduled(
-            app, misfire_policy=policy, misfire_max=2, misfire_grace_seconds=1, overlap_policy="allow", enabled=False
+            app,
+            every_seconds=PERIOD_S,
+            misfire_policy=policy,
+            misfire_max=2,
+            misfire_grace_seconds=1,
+            overlap_policy="allow",
+            enabled=False,
         )
         made_at = datetime.fromisoformat(app.schedules.get(cron_id).created_at)
-        eventually(lambda: datetime.now(UTC) > made_at + timedelta(seconds=5), "time passed")
+        eventually(lambda: has_missed(made_at, datetime.now(UTC)), "times passed, the last one by more than the grace")
         app.schedules.resume(cron_id)
-        eventually(lambda: app.schedules.get(cron_id).counts.missed >= 1, "misses were counted")
-        eventually(lambda: app.schedules.get(cron_id).counts.fired > made_up, "it goes on")
+        eventually(lambda: FireCause.TIME in fired_for(engine, cron_id), "it goes on")
+        causes = fired_for(engine, cron_id)
+        assert causes[:made_up] == [FireCause.MADE_UP] * made_up
+        assert set(causes[made_up:]) == {FireCause.TIME}
+        assert app.schedules.get(cron_id).counts.missed >= 2 - made_up
 
 
 def test_a_restart_goes_on_with_the_schedules_that_were_made(app: App, held: Held, tmp_path: Path) -> None:
