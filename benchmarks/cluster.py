@@ -40,6 +40,7 @@ from scheduler.gateway import Gateway
 from scheduler.ports import Record, TopicPartition
 from scheduler.service import ServiceSettings, TaskService
 from schemas.codec import Codec
+from schemas.errors import TidewheelIOError
 from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
@@ -251,7 +252,7 @@ def running(
         environ = _environ(options, folder, addresses)
         kafka = KafkaSettings(bootstrap=environ["TIDEWHEEL_KAFKA_BOOTSTRAP"], prefix=environ["TIDEWHEEL_KAFKA_PREFIX"])
         if own is None:  # else what follows would pay for it: partitions take memory of the broker
-            files.callback(TopicAdmin(kafka).remove_all)
+            files.callback(_remove_topics, kafka)
         for command in ("topics", "schema"):
             _apply(command, environ)
         starts = SharedStarts(folder / "starts", capacity)
@@ -290,6 +291,14 @@ def _view(environ: Mapping[str, str]) -> CassandraView:
         keyspace=environ["TIDEWHEEL_CASSANDRA_KEYSPACE"],
     )
     return CassandraView(settings)
+
+
+def _remove_topics(kafka: KafkaSettings) -> None:
+    """What was measured counts even if they stay."""
+    try:
+        TopicAdmin(kafka).remove_all()
+    except TidewheelIOError as error:
+        print(f"the topics {kafka.prefix}* are left on the brokers: {error}", file=sys.stderr)
 
 
 def _stop(stage: ClusterStage) -> None:
