@@ -55,7 +55,7 @@ class BrokerWatch:
         """Ask until `stop` is set."""
         while not stop.wait(PROBE_EVERY_S):
             try:
-                self._admin.partition_counts(PROBE_S)
+                self._admin.ping(PROBE_S)
                 self._reason = None
             except TidewheelIOError as error:  # rights may come back as well as brokers do
                 self._reason = str(error)

@@ -21,7 +21,7 @@ from infra.kafka.names import Names
 from infra.kafka.settings import KafkaSettings
 from infra.topics import READY_PREFIX, TopicCatalog, TopicSpec
 from schemas.errors import Fatal, Retriable, TidewheelIOError
-from schemas.topics import REPLIES, TASK_EVENTS
+from schemas.topics import REPLIES, TASK_EVENTS, TASK_REQUESTS
 
 client: Any = _admin  # its types do not say what it exports
 
@@ -263,6 +263,10 @@ class TopicAdmin:
         """How many partitions each of our topics has, by its name on the brokers. Needs no right but to describe."""
         return {name: len(topic.partitions) for name, topic in self._listed(timeout_s).items()}
 
+    def ping(self, timeout_s: float) -> None:
+        """Let a broker answer, with as little as possible: a cluster may have thousands of partitions to tell of."""
+        self._metadata(timeout_s, f"{self.prefix}{TASK_REQUESTS}")
+
     def found(self) -> dict[str, FoundTopic]:
         """The topics whose names begin with the prefix, by name; without those that not every broker knows (yet)."""
         ours = self._listed(REQUEST_S)
@@ -356,9 +360,9 @@ class TopicAdmin:
                 silent.pop(answer.orig_broker_id, None)
             time.sleep(LOOK_EVERY_S)
 
-    def _metadata(self, timeout_s: float) -> Any:
+    def _metadata(self, timeout_s: float, topic: str | None = None) -> Any:
         try:
-            return self._client.list_topics(timeout=timeout_s)
+            return self._client.list_topics(topic, timeout=timeout_s)
         except KafkaException as error:
             raise self._unreachable(error) from error
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 import msgspec
 
 from scheduler.core.timers import Timers
-from schemas.messages import Schedule
+from schemas.messages import Event, Schedule, ScheduleCreated
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Schedule).decode
 
 
+GONE_MAX = 10_000  # deletions remembered: more than the events that one producer has in flight
+
+
 class Schedules:
-    """Schedules by id, and when each must be looked at."""
+    """Schedules by id, and when each must be looked at.
+
+    An id may be used again as soon as its schedule is deleted. Versions then go on from the deletion: events that were
+    appended twice would otherwise be the next ones of the new schedule. Owners forget that, which does no harm, since
+    nothing that was appended before a takeover comes again after it.
+    """
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes] = {}
+        self._gone: OrderedDict[str, tuple[int, int]] = OrderedDict()  # epoch and version of deletions, oldest first
         self._timers = Timers()
 
     def __len__(self) -> int:
@@ -38,10 +48,28 @@ class Schedules:
         """Keep the schedule as it is now."""
         self._packed[schedule.schedule_id] = _pack(schedule)
 
-    def drop(self, schedule_id: str) -> None:
-        """Forget a schedule; nothing happens if there is none."""
+    def drop(self, deletion: Event) -> None:
+        """Forget a schedule, but for the version of its end."""
+        schedule_id = deletion.entity_id
         self._packed.pop(schedule_id, None)
         self._timers.cancel(schedule_id)
+        self._gone[schedule_id] = deletion.epoch, deletion.version
+        self._gone.move_to_end(schedule_id)
+        if len(self._gone) > GONE_MAX:
+            self._gone.popitem(last=False)
+
+    def first_version(self, schedule_id: str) -> int:
+        """The version that a schedule begins with under an id that is free."""
+        return 1 + self._gone.get(schedule_id, (0, 0))[1]
+
+    def is_next(self, event: Event) -> bool:
+        """Whether an event is the next of its schedule. One that is not is void, or was folded already."""
+        if (known := self.get(event.entity_id)) is not None:
+            return event.version == known.version + 1
+        if not isinstance(event.body, ScheduleCreated):
+            return False
+        epoch, version = self._gone.get(event.entity_id, (-1, 0))
+        return event.epoch > epoch or event.version == version + 1
 
     def look_again_at(self, schedule_id: str, at: int | None) -> None:
         """Let it be looked at, at an instant; None: not before something happens to it."""

@@ -74,7 +74,6 @@ from schemas.messages import (
     RunSchedule,
     Schedule,
     ScheduleBackfilled,
-    ScheduleCreated,
     ScheduleFired,
     ScheduleFlagged,
     ScheduleRequest,
@@ -252,11 +251,14 @@ class Shard:
 
     def _evolve_schedule(self, event: Event) -> None:
         schedules, schedule_id = self.state.schedules, event.entity_id
-        known = schedules.get(schedule_id)
-        is_first = isinstance(event.body, ScheduleCreated) and event.version == 1
-        is_next = is_first if known is None else event.version == known.version + 1
-        if is_next:
-            self._keep_schedule(schedule_id, evolve_schedule(known, event), event.at)
+        if not schedules.is_next(event):
+            return
+        after = evolve_schedule(schedules.get(schedule_id), event)
+        if after is None:
+            schedules.drop(event)
+            self._unstore(SCHEDULE + schedule_id)
+        else:
+            self._keep_schedule(after, event.at)
 
     def _note_run(self, schedule_id: str, task: Task) -> None:
         """The task of a run began, goes on or has ended: its schedule may have waited for that."""
@@ -264,18 +266,13 @@ class Shard:
         if schedule is not None:
             after = with_run(schedule, task.task_id, is_live=task.status not in TERMINAL)
             if after is not schedule:
-                self._keep_schedule(schedule_id, after, task.updated_at)
+                self._keep_schedule(after, task.updated_at)
 
-    def _keep_schedule(self, schedule_id: str, schedule: Schedule | None, now: int) -> None:
-        key = SCHEDULE + schedule_id
-        if schedule is None:
-            self.state.schedules.drop(schedule_id)
-            self._unstore(key)
-            return
+    def _keep_schedule(self, schedule: Schedule, now: int) -> None:
         self.state.schedules.put(schedule)
-        self.changed.add(key)
+        self.changed.add(SCHEDULE + schedule.schedule_id)
         if self._is_loaded:
-            self.state.schedules.look_again_at(schedule_id, now)
+            self.state.schedules.look_again_at(schedule.schedule_id, now)
 
     def _void_parked(self, before: Task, version: int) -> None:
         due_at = decisions.wake_at(before, 0) if before.status in PARKED_FROM else None
@@ -510,7 +507,7 @@ class Shard:
             event = self._event(_name_or_nothing(schedule_id), "", 0, body, now, source)
         else:
             spec = known.spec if known else request.spec  # type: ignore[union-attr]
-            version = known.version + 1 if known else 1
+            version = known.version + 1 if known else self.state.schedules.first_version(schedule_id)
             event = self._event(schedule_id, spec.task.tenant_id, version, decision.body, now, source)
         effects = self._happened(event)
         if request.reply_to is not None:

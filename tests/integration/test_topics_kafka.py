@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -142,10 +142,15 @@ def test_a_queue_may_have_a_name_that_brokers_do_not_take(settings: KafkaSetting
         assert names.logical(names.physical(f"ready.{queue}.high")) == f"ready.{queue}.high"
 
 
-def test_brokers_that_are_not_there_are_named() -> None:
+@pytest.mark.parametrize("ask", [TopicAdmin.partition_counts, TopicAdmin.ping])
+def test_brokers_that_are_not_there_are_named(ask: Callable[[TopicAdmin, float], object]) -> None:
     nobody = TopicAdmin(KafkaSettings(bootstrap="127.0.0.1:1"))
     with pytest.raises(Retriable, match=r"no broker of 127\.0\.0\.1:1 answers: .*Connection refused"):
-        nobody.partition_counts(1.0)
+        ask(nobody, 1.0)
+
+
+def test_brokers_that_answer_are_found_to(admin: TopicAdmin) -> None:
+    admin.ping(5.0)
 
 
 def test_credentials_that_the_brokers_do_not_take_are_final() -> None:

@@ -345,6 +345,34 @@ def test_a_name_meets_the_first_schedule_that_has_it() -> None:
     assert runs(at) == minutes(1)
 
 
+def test_events_that_come_again_leave_the_schedule_alone_that_was_made_anew_under_the_same_id() -> None:
+    at = stage()
+    create(at)
+    ask(at, UpdateSchedule(request_id="r", schedule_id="s", spec=spec(every_ms=5_000)))
+    control(at, ScheduleAction.DELETE)
+    create(at, every_ms=7_000)
+    before = known(at)
+    assert before.version == 4, "it begins where the first one ended"
+    for event in list(at.events):
+        at.shard.evolve(event)
+    assert known(at) == before
+
+
+def test_an_owner_that_does_not_remember_a_deletion_may_use_the_id_from_version_1_on() -> None:
+    at = stage()
+    create(at)
+    control(at, ScheduleAction.DELETE)
+    create(at)
+    reader = stage()
+    for event in at.events[:2]:
+        reader.shard.evolve(event)
+    anew = replace(at.events[-1], version=1, epoch=at.events[-1].epoch + 1)
+    reader.shard.evolve(replace(anew, epoch=anew.epoch - 1))
+    assert reader.shard.state.schedules.get("s") is None, "of the same owner it is the first creation, again"
+    reader.shard.evolve(anew)
+    assert known(reader).version == 1
+
+
 def test_jitter_delays_a_run_by_the_same_wherever_it_is_computed() -> None:
     at = stage()
     create(at, jitter_ms=30_000, overlap=OverlapPolicy.ALLOW)
