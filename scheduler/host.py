@@ -158,7 +158,8 @@ class ShardHost:
         self._gateways = log.partitions(REPLIES)
         self._invalid_partition = shard % log.partitions(TASK_REQUESTS_INVALID)
         self._loading: Iterator[None] | None = None
-        self._load_at = 0
+        self._load_took: dict[str, float] = {}  # seconds of each part of the load
+        self._load_at = self._load_mark = 0
         self._now = 0
         self._superseded_at = 0
         self._slots: Slots | None = None
@@ -220,6 +221,7 @@ class ShardHost:
             return
         if self._loading is None:
             self._loading = self._load()
+            self._load_mark = now
         try:
             next(self._loading)
         except Retriable as error:
@@ -227,17 +229,18 @@ class ShardHost:
             self._load_at = now + LOAD_AGAIN_US
         except StopIteration:
             self._loading = None
-            # By the owner before, if there was one. An owner who counts from its own beginning, and does not live until
-            # its first checkpoint, leaves ever more events for the next one to read.
-            self._checkpointed_at = min(now, self._loaded_taken_at or now)
+            # By whoever was the last to take one; if nobody ever did, one is due. An owner who counts from its own
+            # beginning, and does not live until its first checkpoint, leaves ever more events for the next one to read.
+            self._checkpointed_at = min(now, self._loaded_taken_at or 0)
             self.shard.drained_at = 0
             self.shard.on_loaded(now, self._next_offset - 1)
             self._slots = Slots(self._log, self._codec, self.shard)
             self._resume_from = dict(self.shard.state.positions)
             self._read_positions = dict(self.shard.state.positions)
             self.phase = Phase.ACTIVE  # the last: readers in other threads ask an active shard
+            state = self.shard.state
             _log.info(
-                "shard is active", shard=self.shard_id, epoch=self.shard.state.epoch, tasks=len(self.shard.state.tasks)
+                "shard is active", shard=self.shard_id, epoch=state.epoch, tasks=len(state.tasks), **self._load_took
             )
 
     def take_resume_positions(self) -> dict[str, int] | None:
@@ -258,14 +261,17 @@ class ShardHost:
             self._load_at = self._now + LOAD_WAIT_US
             yield
         self._token = token
+        self._has_loaded("fence_s")
         shard = Shard(self.shard_id, self._settings.shard, self._rng, self._now)
         yield from self._restore(shard)
+        self._has_loaded("state_s")
         reader = self._log.reader()
         try:
             reader.seek(self._events, self._next_offset)
             end_offset = self._log.end_offset(self._events)
             self._check_log(end_offset)
             opened_at = yield from self._replay(shard, reader, end_offset, -1)
+            self._has_loaded("events_s")
             while True:
                 epoch = shard.state.epoch + 1
                 offset = yield from self._open(epoch)
@@ -274,10 +280,17 @@ class ShardHost:
                     break  # else another owner opened this epoch or a higher one first
         finally:
             reader.close()
+        self._has_loaded("opening_s")
         yield from self._prove(token)
+        self._has_loaded("proof_s")
         for topic, position in shard.state.positions.items():
             self._check_input(topic, position)
         self.shard = shard
+
+    def _has_loaded(self, part: str) -> None:
+        """For the log: where the time of a takeover goes."""
+        self._load_took[part] = round((self._now - self._load_mark) / 1e6, 3)
+        self._load_mark = self._now
 
     def _prove(self, token: int) -> Generator[None, None, None]:
         """Make sure that nobody has fenced the state since it was read here.

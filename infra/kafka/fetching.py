@@ -51,7 +51,7 @@ _GROUP: Mapping[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "session.timeout.ms": 6_000,  # the least that brokers allow by default: so late is a dead owner noticed
-    "heartbeat.interval.ms": 1_500,
+    "heartbeat.interval.ms": 500,  # so late a member learns that another one has left
     "max.poll.interval.ms": 60_000,  # of a loop that is stuck while its process lives; questions take seconds at worst
     "partition.assignment.strategy": "range",  # equal numbers of partitions of two topics go to one member
     "allow.auto.create.topics": False,

@@ -202,6 +202,10 @@ class KafkaStateStore:
         )
         with translated(f"fence shard {shard}"):
             producer = Producer(properties)
+            # Else every third or so waits for half a second: the client looks again only then if its connection is not
+            # there yet. The answer to the first question may make it connect anew; the second waits for that.
+            for _ in range(2):
+                producer.list_topics(self._topic, timeout=QUERY_S)
             producer.init_transactions(TRANSACTION_S)
         return producer
 

@@ -140,7 +140,10 @@ class Dispatch:
         self._look_at = None
         picked = self._pick_resends(now, partitions_of)
         for key, lane in self._lanes.items():
-            if now < lane.blocked_until or not lane.has_room():
+            if now < lane.blocked_until:
+                continue
+            lane.blocked_until = 0  # time has done what it can: `next_at` must not name it again
+            if not lane.has_room():
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
             while lane.has_room() and (chosen := lane.pop(partitions)):

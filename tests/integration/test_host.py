@@ -195,19 +195,22 @@ class SlowClock:
         return self._now
 
 
-@pytest.mark.parametrize("age_us", [CHECKPOINT_US, -CHECKPOINT_US], ids=["old", "of a clock that is ahead"])
-def test_the_age_of_a_checkpoint_counts_over_its_owners(age_us: int) -> None:
+@pytest.mark.parametrize(
+    "age_us", [CHECKPOINT_US, -CHECKPOINT_US, None], ids=["old", "of a clock that is ahead", "none was ever taken"]
+)
+def test_the_age_of_a_checkpoint_counts_over_its_owners(age_us: int | None) -> None:
     """Else owners that do not live until their first one would leave ever more events to read."""
     states, clock = SqliteStateStore(MEMORY), SlowClock()
     token = eventually(lambda: states.fence(0))
-    checkpoint = ShardCheckpoint(epoch=0, next_offset=0, positions={}, taken_at=clock.now_us() - age_us)
-    results: list[TidewheelIOError | None] = []
-    states.commit(0, token, [(CHECKPOINT_KEY, CODEC.encode(checkpoint))], results.append)
-    eventually(lambda: results == [None], "it is stored")
+    if age_us is not None:
+        checkpoint = ShardCheckpoint(epoch=0, next_offset=0, positions={}, taken_at=clock.now_us() - age_us)
+        results: list[TidewheelIOError | None] = []
+        states.commit(0, token, [(CHECKPOINT_KEY, CODEC.encode(checkpoint))], results.append)
+        eventually(lambda: results == [None], "it is stored")
     with scheduler(states, clock=clock, checkpoint_us=CHECKPOINT_US) as (runtime, log):
         submit(log, "task")
         turned_until(runtime, lambda: runtime.live("task") and not runtime.hosts[0].has_unacknowledged())
-        if age_us > 0:
+        if age_us is None or age_us > 0:
             turned_until(runtime, lambda: b"task/task" in dict(states.load(0)))
         else:
             assert b"task/task" not in dict(states.load(0))

@@ -94,6 +94,19 @@ def test_a_free_slot_ends_the_wait_at_once() -> None:
     assert sent(dispatch, now=1) == ["a"]
 
 
+def test_a_queue_that_was_tried_again_does_not_ask_for_that_without_end() -> None:
+    tasks = [task(str(i)) for i in range(WINDOW_START + 1)]
+    dispatch = offered(*tasks)
+    sent(dispatch)
+    for one in tasks[:WINDOW_START]:
+        dispatch.given_back(one, now=0, is_full=True)
+    assert dispatch.next_at() == PROBE_US
+    assert len(sent(dispatch, now=PROBE_US)) == 1, "the window has shrunk to one"
+    next_at = dispatch.next_at()
+    assert next_at is not None
+    assert next_at > PROBE_US, "the worker has the word now, or the resend"
+
+
 def test_another_queue_goes_on_when_one_is_full() -> None:
     slow = task("a", queue="slow")
     dispatch = offered(slow)
