@@ -208,6 +208,10 @@ def test_the_age_of_a_checkpoint_counts_over_its_owners(age_us: int | None) -> N
         states.commit(0, token, [(CHECKPOINT_KEY, CODEC.encode(checkpoint))], results.append)
         eventually(lambda: results == [None], "it is stored")
     with scheduler(states, clock=clock, checkpoint_us=CHECKPOINT_US) as (runtime, log):
+        if age_us is None:
+            submit(log, "before")
+            turned_until(runtime, lambda: runtime.live("before") and not runtime.hosts[0].has_unacknowledged())
+            runtime.hosts[0].reload("another owner begins")
         submit(log, "task")
         turned_until(runtime, lambda: runtime.live("task") and not runtime.hosts[0].has_unacknowledged())
         if age_us is None or age_us > 0:

@@ -15,7 +15,7 @@ FIRST_SEED = int(os.environ.get("SIMULATION_FIRST_SEED", "0"))
 CHUNK = 25
 MUTANT_SEEDS_MAX = 100
 # Mutants that few seeds notice: from where on one does.
-RARE = {"loaded-without-proof": 470, "view-always-believed": 150}
+RARE = {"view-always-believed": 150}
 
 
 @pytest.mark.slow
