@@ -804,15 +804,11 @@ class ShardHost:
         self._checkpointed_at = now
         self._owed_count = 0
         entities: list[tuple[str, Entity | None]] = []
-        stored = self.shard.stored
         for key in changed:
             entity = self.shard.entity(key)
-            if entity is not None:
+            if entity is not None or self.shard.is_stored(key):
                 entities.append((key, entity))
-                stored.add(key)
-            elif key in stored:
-                entities.append((key, None))
-                stored.discard(key)
+                self.shard.note_stored(key, is_stored=entity is not None)
         changed.clear()
         forwarded = {str(partition): offset for partition, offset in self.shard.state.forwarded.items()}
         return _Checkpoint(entities, dict(self._read_positions), forwarded, now, self.shard.parking.wheel.marks())
@@ -864,7 +860,8 @@ class ShardHost:
             else:
                 _log.warning("checkpoint failed, will be tried again", shard=self.shard_id, reason=str(error))
                 self.shard.changed.update(key for key, _ in checkpoint.changes)
-                self.shard.stored.update(key for key, _ in checkpoint.changes)
+                for key, _ in checkpoint.changes:
+                    self.shard.note_stored(key, is_stored=True)
 
     def _trim_slots(self, next_offsets: Mapping[str, int]) -> None:
         """What was read from a slot, and is in a checkpoint or was parked again, is not needed any more."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-
-import msgspec
+from typing import cast
 
 from scheduler.core.timers import Timers
+from schemas.codec import Codec
 from schemas.messages import Event, Schedule, ScheduleCreated
 
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Schedule).decode
-
-
+_CODEC = Codec.builtin()  # its bytes are a quarter of MessagePack, which has the names of all fields
 GONE_MAX = 10_000  # deletions remembered: more than the events that one producer has in flight
 
 
@@ -37,16 +34,16 @@ class Schedules:
         return schedule_id in self._packed
 
     def __iter__(self) -> Iterator[Schedule]:
-        return map(_unpack, list(self._packed.values()))
+        return map(_unpacked, list(self._packed.values()))
 
     def get(self, schedule_id: str) -> Schedule | None:
         """The schedule, if there is one. Safe from any thread."""
         packed = self._packed.get(schedule_id)
-        return None if packed is None else _unpack(packed)
+        return None if packed is None else _unpacked(packed)
 
     def put(self, schedule: Schedule) -> None:
         """Keep the schedule as it is now."""
-        self._packed[schedule.schedule_id] = _pack(schedule)
+        self._packed[schedule.schedule_id] = _CODEC.encode(schedule)
 
     def drop(self, deletion: Event) -> None:
         """Forget a schedule, but for the version of its end."""
@@ -85,3 +82,7 @@ class Schedules:
     def next_at(self) -> int | None:
         """When one must be looked at."""
         return self._timers.next_at()
+
+
+def _unpacked(packed: bytes) -> Schedule:
+    return cast(Schedule, _CODEC.decode(packed))

@@ -183,7 +183,7 @@ class Shard:
         self.shard = shard
         self.state = ShardState()
         self.parking = Parking(Wheel(settings.wheel, now))
-        self.stored: set[str] = set()  # keys of entities that the checkpoints hold
+        self._stored: set[str] = set()  # keys of entities that the checkpoints hold, without those of schedules
         self.changed: set[str] = set()  # keys of entities that the next checkpoint must write or remove
         self.statuses: Counter[Status] = Counter()  # of the live tasks
         self.forgotten_offset = -1  # all that is forgotten had its last event at or before this one
@@ -271,8 +271,7 @@ class Shard:
     def _keep_schedule(self, schedule: Schedule, now: int) -> None:
         self.state.schedules.put(schedule)
         self.changed.add(SCHEDULE + schedule.schedule_id)
-        if self._is_loaded:
-            self.state.schedules.look_again_at(schedule.schedule_id, now)
+        self.state.schedules.look_again_at(schedule.schedule_id, now)
 
     def _void_parked(self, before: Task, version: int) -> None:
         due_at = decisions.wake_at(before, 0) if before.status in PARKED_FROM else None
@@ -283,7 +282,7 @@ class Shard:
         """Remember what is not in memory as a whole any more."""
         self.state.ended[ended.task_id] = ended
         key = TASK + ended.task_id
-        if self._is_checkpointed(ended) or key in self.stored:
+        if self._is_checkpointed(ended) or key in self._stored:
             self.changed.add(key)
         else:
             self.changed.discard(key)  # it came and went between two checkpoints: never written
@@ -357,14 +356,16 @@ class Shard:
     def restore(self, entity: Entity) -> None:
         """Take an entity from a checkpoint."""
         if isinstance(entity, ParkMarker):
-            self.stored.add(MARKER + entity.task_id)
+            self._stored.add(MARKER + entity.task_id)
             self.parking.restore(entity)
             return
         if isinstance(entity, Schedule):
-            self.stored.add(SCHEDULE + entity.schedule_id)
             self.state.schedules.put(entity)
+            is_urgent = next_due(entity) or to_cancel(entity) or entity.tzdata != tzdata_version()
+            # Its jitter is computed when it is looked at, where an error concerns nobody else.
+            self.state.schedules.look_again_at(entity.schedule_id, 0 if is_urgent else entity.next_fire_at)
             return
-        self.stored.add(TASK + entity.task_id)
+        self._stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
             self.state.tasks[entity.task_id] = entity
         else:
@@ -377,10 +378,6 @@ class Shard:
         for task in self.state.tasks.values():
             self._track(None, task, now)
             self._offer_to_wheel(task)
-        for schedule in self.state.schedules:
-            is_urgent = next_due(schedule) or to_cancel(schedule) or schedule.tzdata != tzdata_version()
-            # Its jitter is computed when it is looked at, where an error concerns nobody else.
-            self.state.schedules.look_again_at(schedule.schedule_id, now if is_urgent else schedule.next_fire_at)
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
             self._dispatch.offer(task)
@@ -932,10 +929,21 @@ class Shard:
 
     def _unstore(self, key: str) -> None:
         """Let the next checkpoint not have it."""
-        if key in self.stored:
+        if self.is_stored(key):
             self.changed.add(key)
         else:
             self.changed.discard(key)
+
+    def is_stored(self, key: str) -> bool:
+        """Whether the checkpoints may hold it. Of schedules always: to remember a million keys would cost more."""
+        return key in self._stored or key.startswith(SCHEDULE)
+
+    def note_stored(self, key: str, *, is_stored: bool) -> None:
+        """A checkpoint has it, or has it no more."""
+        if not is_stored:
+            self._stored.discard(key)
+        elif not key.startswith(SCHEDULE):
+            self._stored.add(key)
 
     def next_to_open(self, now: int) -> Place | None:
         """The window whose slot is to be read now. None: all were, or memory is full."""
