@@ -192,7 +192,9 @@ def _parser(engine: str) -> argparse.ArgumentParser:
             _add_option(one, benchmark.options, option, type_)
     every = names.add_parser("all", help=f"all of them; writes {RESULTS[engine].name}")
     _add_common(every)
-    every.add_argument("--short", action="store_true", help="a minute or two instead of a quarter of an hour")
+    every.add_argument(
+        "--short", action="store_true", help="the order of magnitude, in minutes; without it an hour and more on Kafka"
+    )
     every.add_argument("--output", type=Path, default=RESULTS[engine], help="where the page goes")
     every.add_argument("--data", default=".data/benchmarks", help="a folder on the disk that is described there")
     return parser

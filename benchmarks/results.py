@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -384,15 +385,16 @@ def run_all(*, engine: str, is_short: bool, say: Say, cases: Sequence[Case] | No
 
 def _run(case: Case, command: str) -> Outcome:
     arguments = [sys.executable, "-m", "benchmarks", *shlex.split(command), "--json"]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+    with (
+        subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process,
+        ExitStack() as undo,
+    ):
+        undo.callback(_end, process)
         try:
             out, errors = process.communicate(timeout=RUN_S)
         except subprocess.TimeoutExpired:
-            _end(process)
             return Outcome(case, command, failure=f"did not end within {RUN_S:.0f} s")
-        except BaseException:
-            _end(process)
-            raise
+        undo.pop_all()  # it has ended by itself
     if process.returncode:
         return Outcome(case, command, failure=f"failed with code {process.returncode}: {_reason(errors)}")
     return Outcome(case, command, msgspec.json.decode(out.splitlines()[-1]))

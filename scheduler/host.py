@@ -183,7 +183,6 @@ class ShardHost:
         self._checkpoint_results: deque[tuple[object, _Checkpoint, TidewheelIOError | None]] = deque()
         self._checkpointed_at = 0
         self._loaded_taken_at: int | None = None
-        self._is_new = False  # nobody has owned it before
         self._checkpointed_positions: dict[str, int] | None = None  # a quiet shard, too, takes one after its opening
         self._read_positions: dict[str, int] = {}
         self._resume_from: dict[str, int] | None = None
@@ -222,7 +221,7 @@ class ShardHost:
             return
         if self._loading is None:
             self._loading = self._load()
-            self._load_mark = now
+            self._load_took, self._load_mark = {}, now
         try:
             next(self._loading)
         except Retriable as error:
@@ -232,7 +231,7 @@ class ShardHost:
             self._loading = None
             # By whoever was the last to take one; if none of them ever did, one is due. An owner who counts from its
             # own beginning, and does not live until its first checkpoint, leaves ever more events for the next one.
-            self._checkpointed_at = now if self._is_new else min(now, self._loaded_taken_at or 0)
+            self._checkpointed_at = min(now, self._loaded_taken_at or 0)
             self.shard.drained_at = 0
             self.shard.on_loaded(now, self._next_offset - 1)
             self._slots = Slots(self._log, self._codec, self.shard)
@@ -271,7 +270,8 @@ class ShardHost:
             reader.seek(self._events, self._next_offset)
             end_offset = self._log.end_offset(self._events)
             self._check_log(end_offset)
-            self._is_new = end_offset == 0 and self._loaded_taken_at is None
+            if end_offset == 0 and self._loaded_taken_at is None:
+                self._loaded_taken_at = self._now  # there is nothing yet that a checkpoint could have
             opened_at = yield from self._replay(shard, reader, end_offset, -1)
             self._has_loaded("events_s")
             while True:

@@ -21,6 +21,7 @@ import structlog
 from msgspec import UNSET
 
 from scheduler.core.schedule import SCHEDULE_BODIES
+from scheduler.core.schedules import DOUBLED_WITHIN
 from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
 from scheduler.ports import (
     AttemptOutcome,
@@ -69,8 +70,6 @@ LAG_EVERY_S = 1.0  # how often a projector without news makes sure that there ar
 RETRY_S = 0.5  # between tries while the view or the registry does not answer
 KNOWN_MAX = 32_768  # tasks remembered; others are looked up in the view when an event of them comes
 SCHEDULES_KNOWN_MAX = 10_000  # the same of schedules, each of which takes some kilobytes
-# An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
-DOUBLED_WITHIN = 10_000
 
 _What = TypeVar("_What")  # what is remembered of an entity
 

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer
@@ -142,11 +143,10 @@ class KafkaStateStore:
             raise Fenced(f"shard {shard} was taken over, or is to be loaded again: token {commit.token} is void")
         try:
             own.producer.begin_transaction()
-            try:
+            with ExitStack() as undo:
+                undo.callback(own.producer.abort_transaction, TRANSACTION_S)
                 self._produce(own.producer, shard, commit.changes)
-            except BaseException:
-                own.producer.abort_transaction(TRANSACTION_S)
-                raise
+                undo.pop_all()
             self._commit(own.producer)
         except KafkaException as error:
             raise self._failure(own, shard, error.args[0]) from error

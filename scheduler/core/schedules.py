@@ -10,8 +10,9 @@ from scheduler.core.timers import Timers
 from schemas.codec import Codec
 from schemas.messages import Event, Schedule, ScheduleCreated
 
+# An event that was appended twice comes again within what a producer had in flight, which is less than so many records.
+DOUBLED_WITHIN = 10_000
 _CODEC = Codec.builtin()  # its bytes are a quarter of MessagePack, which has the names of all fields
-GONE_MAX = 10_000  # deletions remembered: more than the events that one producer has in flight
 
 
 class Schedules:
@@ -24,7 +25,7 @@ class Schedules:
 
     def __init__(self) -> None:
         self._packed: dict[str, bytes] = {}
-        self._gone: OrderedDict[str, tuple[int, int]] = OrderedDict()  # epoch and version of deletions, oldest first
+        self._deleted: OrderedDict[str, tuple[int, int]] = OrderedDict()  # epoch, version of deletions, oldest first
         self._timers = Timers()
 
     def __len__(self) -> int:
@@ -50,14 +51,14 @@ class Schedules:
         schedule_id = deletion.entity_id
         self._packed.pop(schedule_id, None)
         self._timers.cancel(schedule_id)
-        self._gone[schedule_id] = deletion.epoch, deletion.version
-        self._gone.move_to_end(schedule_id)
-        if len(self._gone) > GONE_MAX:
-            self._gone.popitem(last=False)
+        self._deleted[schedule_id] = deletion.epoch, deletion.version
+        self._deleted.move_to_end(schedule_id)
+        if len(self._deleted) > DOUBLED_WITHIN:
+            self._deleted.popitem(last=False)
 
     def first_version(self, schedule_id: str) -> int:
         """The version that a schedule begins with under an id that is free."""
-        return 1 + self._gone.get(schedule_id, (0, 0))[1]
+        return 1 + self._deleted.get(schedule_id, (0, 0))[1]
 
     def is_next(self, event: Event) -> bool:
         """Whether an event is the next of its schedule. One that is not is void, or was folded already."""
@@ -65,7 +66,7 @@ class Schedules:
             return event.version == known.version + 1
         if not isinstance(event.body, ScheduleCreated):
             return False
-        epoch, version = self._gone.get(event.entity_id, (-1, 0))
+        epoch, version = self._deleted.get(event.entity_id, (-1, 0))
         return event.epoch > epoch or event.version == version + 1
 
     def look_again_at(self, schedule_id: str, at: int | None) -> None:

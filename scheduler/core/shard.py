@@ -282,7 +282,7 @@ class Shard:
         """Remember what is not in memory as a whole any more."""
         self.state.ended[ended.task_id] = ended
         key = TASK + ended.task_id
-        if self._is_checkpointed(ended) or key in self._stored:
+        if self._is_checkpointed(ended) or self.is_stored(key):
             self.changed.add(key)
         else:
             self.changed.discard(key)  # it came and went between two checkpoints: never written
@@ -772,25 +772,32 @@ class Shard:
                 self._judge_worker(key.removeprefix(_WORKER), effects, now)
             elif (task := self.state.tasks.get(key)) is not None:
                 self._fire(task, effects, now)
-        for schedule_id in self.state.schedules.pop_due(now, TIMERS_PER_STEP):
-            self._look_at_schedule(schedule_id, effects, now)
+        schedules = self.state.schedules
+        for schedule_id in schedules.pop_due(now, TIMERS_PER_STEP):
+            try:
+                schedules.look_again_at(schedule_id, self._look_at_schedule(schedule_id, effects, now))
+            except Exception as error:  # a defect in the computation of one schedule: the others must go on
+                self._flag(schedule_id, error, effects, now)
         return effects
 
     # --- schedules -----------------------------------------------------------------------------------------------
 
-    def _look_at_schedule(self, schedule_id: str, effects: Effects, now: int) -> None:
-        """Fire what has come, submit what is due, cancel what was overtaken. What goes wrong concerns nobody else."""
-        schedules, at = self.state.schedules, None
-        try:
-            if (schedule := schedules.get(schedule_id)) is not None:
-                if (change := replanned(schedule, tzdata_version())) is not None:
-                    self._schedule_event(schedule, change, effects, now)
-                at = self._fire_schedule(schedule_id, effects, now)
-        except Exception as error:  # a defect in the computation of one schedule: the others must go on
-            if (schedule := schedules.get(schedule_id)) is not None:
-                problem = f"{type(error).__name__}: {error}"
-                self._schedule_event(schedule, ScheduleFlagged(problem=problem[: decisions.TEXT_MAX]), effects, now)
-        schedules.look_again_at(schedule_id, at)
+    def _look_at_schedule(self, schedule_id: str, effects: Effects, now: int) -> int | None:
+        """Fire what has come, submit what is due, cancel what was overtaken; when it is to be looked at again."""
+        schedule = self.state.schedules.get(schedule_id)
+        if schedule is None:
+            return None
+        if (change := replanned(schedule, tzdata_version())) is not None:
+            self._schedule_event(schedule, change, effects, now)
+        return self._fire_schedule(schedule_id, effects, now)
+
+    def _flag(self, schedule_id: str, error: Exception, effects: Effects, now: int) -> None:
+        """It fires no more until it is changed or resumed."""
+        schedule = self.state.schedules.get(schedule_id)
+        if schedule is not None:
+            problem = f"{type(error).__name__}: {error}"
+            self._schedule_event(schedule, ScheduleFlagged(problem=problem[: decisions.TEXT_MAX]), effects, now)
+        self.state.schedules.look_again_at(schedule_id, None)
 
     def _fire_schedule(self, schedule_id: str, effects: Effects, now: int) -> int | None:
         """When it is to be looked at again."""

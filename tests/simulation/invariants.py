@@ -60,7 +60,7 @@ from schemas.wheel import WheelShape
 from tests.simulation.world import SimStates, World
 
 Place = tuple[str, int, int]  # topic, partition, offset
-Gone = dict[str, tuple[int, int]]  # epoch and version of the last deletion under an id
+Deleted = dict[str, tuple[int, int]]  # epoch and version of the last deletion under an id
 
 S = 1_000_000
 CLOCK_ERROR_US = 2 * S  # how wrong a simulated clock may be
@@ -83,7 +83,7 @@ class Facts:
         self.epochs: dict[int, int] = defaultdict(int)
         self.tasks: dict[str, Task] = {}
         self.schedules: dict[str, Schedule] = {}
-        self.gone: Gone = {}
+        self.deleted_as: Deleted = {}
         self.fired: dict[str, int] = {}  # the runs that were decided, by when their schedule was made
         self.made: set[str] = set()  # all schedules
         self.deleted: set[int] = set()  # when schedules were made that are no more
@@ -170,7 +170,7 @@ class Facts:
     def _fold_schedule(self, event: Event) -> bool:
         schedule_id, body = event.entity_id, event.body
         before = self.schedules.get(schedule_id)
-        if not is_next_of_schedule(before, self.gone, event):
+        if not is_next_of_schedule(before, self.deleted_as, event):
             return False
         after = evolve_schedule(before, event)
         self.made.add(schedule_id)
@@ -186,7 +186,7 @@ class Facts:
             self.fired[body.task_id] = before.created_at
         if after is None:
             self.deleted.add(self.schedules.pop(schedule_id).created_at)
-            self.gone[schedule_id] = event.epoch, event.version
+            self.deleted_as[schedule_id] = event.epoch, event.version
         else:
             self.schedules[schedule_id] = after
         return True
@@ -278,11 +278,11 @@ class Facts:
                     raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
 
 
-def is_next_of_schedule(before: Schedule | None, gone: Gone, event: Event) -> bool:
+def is_next_of_schedule(before: Schedule | None, deleted_as: Deleted, event: Event) -> bool:
     """Whether an event of a schedule counts."""
     if before is not None:
         return event.version == before.version + 1
-    epoch, version = gone.get(event.entity_id, (-1, 0))
+    epoch, version = deleted_as.get(event.entity_id, (-1, 0))
     return isinstance(event.body, ScheduleCreated) and (event.epoch > epoch or event.version == version + 1)
 
 
@@ -394,7 +394,7 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
     tasks = {task.task_id: task for task in stored.values() if isinstance(task, Task)}
     ended = {task.task_id: task for task in stored.values() if isinstance(task, EndedTask)}
     schedules = {one.schedule_id: one for one in stored.values() if isinstance(one, Schedule)}
-    gone: Gone = {}
+    deleted_as: Deleted = {}
     epoch = checkpoint.epoch
     for record in world.partitions[TopicPartition(TASK_EVENTS, shard)][checkpoint.next_offset :]:
         event = codec.decode(record.value or b"")
@@ -402,7 +402,7 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
         if isinstance(event.body, ShardOpened):
             epoch = max(epoch, event.epoch)
         elif event.epoch >= epoch and event.version:
-            _fold_into(tasks, ended, schedules, gone, event)
+            _fold_into(tasks, ended, schedules, deleted_as, event)
     expected = _live(facts, shard)
     tasks = parked(facts, shard, marks, markers) | tasks
     if schedules != facts.schedules_of(shard):
@@ -412,15 +412,19 @@ def check_checkpoint(facts: Facts, states: SimStates, codec: Codec, shard: int, 
 
 
 def _fold_into(
-    tasks: dict[str, Task], ended: dict[str, EndedTask], schedules: dict[str, Schedule], gone: Gone, event: Event
+    tasks: dict[str, Task],
+    ended: dict[str, EndedTask],
+    schedules: dict[str, Schedule],
+    deleted_as: Deleted,
+    event: Event,
 ) -> None:
     if type(event.body) in SCHEDULE_BODIES:
         schedule = schedules.get(event.entity_id)
-        if is_next_of_schedule(schedule, gone, event):
+        if is_next_of_schedule(schedule, deleted_as, event):
             after_event = evolve_schedule(schedule, event)
             if after_event is None:
                 del schedules[event.entity_id]
-                gone[event.entity_id] = event.epoch, event.version
+                deleted_as[event.entity_id] = event.epoch, event.version
             else:
                 schedules[event.entity_id] = after_event
         return
