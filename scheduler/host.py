@@ -239,9 +239,8 @@ class ShardHost:
             self._read_positions = dict(self.shard.state.positions)
             self.phase = Phase.ACTIVE  # the last: readers in other threads ask an active shard
             state = self.shard.state
-            _log.info(
-                "shard is active", shard=self.shard_id, epoch=state.epoch, tasks=len(state.tasks), **self._load_took
-            )
+            held = {"tasks": len(state.tasks), "schedules": len(state.schedules)}
+            _log.info("shard is active", shard=self.shard_id, epoch=state.epoch, **held, **self._load_took)
 
     def take_resume_positions(self) -> dict[str, int] | None:
         """Once after each load: from where the inputs must be read."""

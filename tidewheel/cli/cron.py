@@ -476,7 +476,7 @@ def _table(found: Iterable[ScheduleView]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("SCHEDULE", no_wrap=True)
     for header in ("STATUS", "NAME", "RULE", "NEXT"):
-        table.add_column(header, overflow="fold")
+        table.add_column(header, overflow="fold", no_wrap=header == "NEXT")
     now = now_us()
     for one in found:
         following = "-" if one.next_fire_time is None else relative(one.next_fire_time, now)
