@@ -157,7 +157,7 @@ class ShardHost:
         self._events = TopicPartition(TASK_EVENTS, shard)
         self._gateways = log.partitions(REPLIES)
         self._invalid_partition = shard % log.partitions(TASK_REQUESTS_INVALID)
-        self._loading: Iterator[None] | None = None
+        self._loading: Generator[None, None, None] | None = None
         self._load_took: dict[str, float] = {}  # seconds of each part of the load
         self._load_at = self._load_mark = 0
         self._now = 0
@@ -167,6 +167,9 @@ class ShardHost:
 
     def _reset(self) -> None:
         """Forget all that is in flight; what is heard of it later is ignored."""
+        if self._loading is not None:
+            self._loading.close()
+            self._loading = None
         self._generation = object()
         self._sent: deque[_Batch] = deque()
         self._failure: TidewheelIOError | None = None  # of a batch that was sent
@@ -201,7 +204,6 @@ class ShardHost:
         self.reloads += 1
         self._reset()
         self.phase = Phase.LOADING
-        self._loading = None
 
     def _stop(self) -> None:
         _log.warning("shard is superseded", shard=self.shard_id, epoch=self.shard.state.epoch)

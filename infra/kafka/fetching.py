@@ -113,7 +113,8 @@ class Fetcher:
     def end(self, feed: Feed) -> None:
         """Fetch it no more; what was not taken is dropped."""
         topic, number = place = self._place(feed.partition)
-        del self._feeds[place]
+        if self._feeds.pop(place, None) is None:
+            return  # the connection was closed before its reader
         self.release(feed.records)
         with translated(f"end reading {topic}[{number}]"):
             self._consumer.incremental_unassign([Place(topic, number)])
@@ -184,7 +185,8 @@ class Fetcher:
         return int(end)
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Give the connections back. What still is fetched ends with them."""
+        self._feeds.clear()
         within(LEAVE_S, self._consumer.close)
 
     def _place(self, partition: TopicPartition) -> tuple[str, int]:

@@ -220,6 +220,15 @@ class LogContract:
         append_and_wait(log, numbered(topic, 0, [5]))
         assert values_of(take_count(log, reader, 1)) == [b"v5"]
 
+    def test_a_reader_may_be_closed_after_its_connection(self, world: LogWorld) -> None:
+        log, topic = world.connect(), world.topic()
+        reader = log.reader()
+        reader.seek(TopicPartition(topic, 0), 0)
+        append_and_wait(log, numbered(topic, 0, range(3)))
+        log.close()
+        reader.close()
+        assert not reader.take(10)
+
     def test_a_closed_reader_can_be_closed_again(self, world: LogWorld) -> None:
         log, topic = world.connect(), world.topic()
         partition = TopicPartition(topic, 0)
