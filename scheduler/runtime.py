@@ -194,8 +194,8 @@ class SchedulerRuntime:
 
     def depth(self) -> dict[tuple[str, str], int]:
         """Pending tasks of this process by queue and priority. An estimate when called from another thread."""
-        counts: dict[tuple[str, str], int] = {}
+        counts: Counter[tuple[str, str]] = Counter()
         for host in list(self._hosts.values()):
-            for key, count in host.shard.depth().items():
-                counts[key] = counts.get(key, 0) + count
+            for (queue, priority, _), count in host.shard.depth().items():
+                counts[queue, priority.value] += count
         return counts

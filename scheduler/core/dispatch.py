@@ -11,13 +11,14 @@ has now. While it has none its tasks wait, and nobody else does.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
+from scheduler.core.fairness import FairQueue, WeightOf, equal_weights
 from scheduler.core.timers import Timers
 from schemas.messages import Priority, Task
-from schemas.priorities import WEIGHTS, WeightedChoice
+from schemas.priorities import WEIGHTS
 
 WINDOW_START = 16  # records out per lane before anything is known of its workers
 WINDOW_MAX = 1024  # bounds what a cancel can no longer hold back, and the memory of a ready partition
@@ -38,11 +39,10 @@ class Dispatched(NamedTuple):
 
 
 class _Lane:
-    """The pending tasks of one type in one queue, by priority, oldest first, each with its size; and what is out."""
+    """The pending tasks of one type in one queue, and what is out of them."""
 
     def __init__(self) -> None:
-        self.waiting: dict[Priority, OrderedDict[str, int]] = {priority: OrderedDict() for priority in WEIGHTS}
-        self.choice = WeightedChoice()
+        self.waiting = FairQueue()
         self.window = WINDOW_START
         self.out = 0
         self.out_bytes = 0
@@ -54,25 +54,18 @@ class _Lane:
 
     def is_idle(self) -> bool:
         """Whether there is nothing of it, so that it may be forgotten."""
-        return not self.out and not any(self.waiting.values())
-
-    def pop(self, allowed: Collection[Priority]) -> tuple[Priority, str, int] | None:
-        """Take out the task that is to go next, of these priorities."""
-        candidates = [priority for priority in allowed if self.waiting[priority]]
-        if not candidates:
-            return None
-        priority = self.choice.choose(candidates)
-        task_id, size = self.waiting[priority].popitem(last=False)
-        return priority, task_id, size
+        return not self.out and not self.waiting
 
 
 LaneKey = tuple[str, str]  # queue, task type
+DepthKey = tuple[str, Priority, str]  # queue, priority, tenant
 PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
 
 
 class _Out(NamedTuple):
     lane: LaneKey
     priority: Priority
+    tenant_id: str
     partition: int
     size: int
     resend_at: int
@@ -82,9 +75,10 @@ class _Out(NamedTuple):
 class Dispatch:
     """The pending tasks of a shard, and those of them that are out but not started."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight_of: WeightOf = equal_weights) -> None:
+        self._weight_of = weight_of
         self._lanes: dict[LaneKey, _Lane] = {}
-        self._place: dict[str, tuple[LaneKey, Priority]] = {}
+        self._place: dict[str, LaneKey] = {}
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
@@ -98,11 +92,10 @@ class Dispatch:
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
-        place = self._place.pop(task_id, None)
-        if place is not None:
-            key, priority = place
+        key = self._place.pop(task_id, None)
+        if key is not None:
             lane = self._lanes[key]
-            lane.waiting[priority].pop(task_id, None)
+            lane.waiting.remove(task_id)
             self._drop_if_idle(key, lane)
         self._take_in(task_id)
 
@@ -146,16 +139,16 @@ class Dispatch:
             if not lane.has_room():
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
-            while lane.has_room() and (chosen := lane.pop(partitions)):
-                priority, task_id, size = chosen
+            while lane.has_room() and (chosen := lane.waiting.pop(partitions, self._weight_of)):
+                task_id, priority, tenant_id, size = chosen
                 del self._place[task_id]
-                out = _Out(key, priority, 0, size, now + RESEND_US, RESEND_US)
+                out = _Out(key, priority, tenant_id, 0, size, now + RESEND_US, RESEND_US)
                 picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
         return picked
 
     def _writable(self, queue: str, lane: _Lane, now: int, partitions_of: PartitionsOf) -> dict[Priority, int]:
         """The priorities of which something waits and can be written, with the partitions of their topics."""
-        partitions = {priority: partitions_of(queue, priority) for priority, tasks in lane.waiting.items() if tasks}
+        partitions = {priority: partitions_of(queue, priority) for priority in lane.waiting.priorities()}
         if all(partitions.values()):
             return partitions
         self._look_at = now + HELD_US
@@ -164,20 +157,19 @@ class Dispatch:
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
         instants = [
-            lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and any(lane.waiting.values())
+            lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and lane.waiting
         ]
         resend_at = self._resends.next_at()
         instants += [at for at in (resend_at, self._look_at) if at is not None]
         return min(instants, default=None)
 
-    def depth(self) -> dict[tuple[str, Priority], int]:
-        """How many pending tasks each queue and priority has, those that are out included. Safe from any thread."""
-        counts: dict[tuple[str, Priority], int] = {}
+    def depth(self) -> Counter[DepthKey]:
+        """How many pending tasks there are, those that are out included. Safe from any thread."""
+        counts: Counter[DepthKey] = Counter()
         for (queue, _), lane in list(self._lanes.items()):
-            for priority, tasks in lane.waiting.items():
-                counts[queue, priority] = counts.get((queue, priority), 0) + len(tasks)
-        for out in list(self._out.values()):
-            counts[out.lane[0], out.priority] = counts.get((out.lane[0], out.priority), 0) + 1
+            for priority, tenant_id, count in lane.waiting.depth():
+                counts[queue, priority, tenant_id] += count
+        counts.update((out.lane[0], out.priority, out.tenant_id) for out in list(self._out.values()))
         return counts
 
     def _pick_resends(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
@@ -200,10 +192,9 @@ class Dispatch:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
-        lane.waiting[priority][task.task_id] = len(task.spec.payload)
-        if is_first:
-            lane.waiting[priority].move_to_end(task.task_id, last=False)
-        self._place[task.task_id] = key, priority
+        spec = task.spec
+        lane.waiting.put(task.task_id, priority, spec.tenant_id, len(spec.payload), is_first=is_first)
+        self._place[task.task_id] = key
         return lane
 
     def _send(self, task_id: str, out: _Out, partitions: int) -> int:

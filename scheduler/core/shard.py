@@ -18,7 +18,7 @@ import msgspec
 from cron.zones import tzdata_version
 from scheduler.core import decisions, routing, schedule_requests
 from scheduler.core.decisions import NOTHING, Decision
-from scheduler.core.dispatch import Dispatch, PartitionsOf
+from scheduler.core.dispatch import DepthKey, Dispatch, PartitionsOf
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
 from scheduler.core.schedule import (
     FIRES_PER_STEP,
@@ -1066,9 +1066,9 @@ class Shard:
             epoch=self.state.epoch,
         )
 
-    def depth(self) -> dict[tuple[str, str], int]:
-        """Pending tasks by queue and priority."""
-        return {(queue, priority.value): count for (queue, priority), count in self._dispatch.depth().items()}
+    def depth(self) -> Counter[DepthKey]:
+        """How many pending tasks there are. Safe from any thread."""
+        return self._dispatch.depth()
 
     def memory(self) -> dict[str, int]:
         """How many entries each structure holds; all are zero when nothing lives and enough time has passed."""

@@ -1,0 +1,201 @@
+"""Limits are exact, whatever the delays, restarts and clocks are; and what they allow is used."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from random import Random
+
+import pytest
+
+from scheduler.core.limiter import Concurrency, Grant, Limiter, Rate, Rule, Wish
+from schemas.messages import Priority
+
+SECOND = 1_000_000
+KEY = "emails:acme"
+
+
+class World:
+    """Some shards with attempts that wait for one key, a home that may crash, and messages that take their time."""
+
+    def __init__(self, rng: Random, rule: Rule, *, shards: int, delay_us: int, run_us: int = 0) -> None:
+        self.rng, self.rule, self.delay_us, self.run_us = rng, rule, delay_us, run_us
+        self.limiter = Limiter(lambda key: self.rule)
+        self.waiting = {shard: deque(f"{shard}-{number}" for number in range(10_000)) for shard in range(shards)}
+        self.asked: dict[int, list[str]] = {shard: [] for shard in range(shards)}
+        self.starts: list[int] = []
+        self.running = 0
+        self.most = 0
+        self._serial = itertools.count()
+        self._due: list[tuple[int, int, str, object]] = []
+        self.now = 0
+        self._wake_at: int | None = None
+
+    def run(self, until: int, *, crash_every: float = 0.0, unused: float = 0.0) -> None:
+        for shard in self.waiting:
+            self._later(0, "ask", shard)
+        while self._due and self._due[0][0] <= until:
+            self.now, _, what, subject = heapq.heappop(self._due)
+            getattr(self, f"_{what}")(subject, unused)
+            if self.rng.random() < crash_every:
+                self._crash()
+            self._decide()
+
+    def _delay(self) -> int:
+        return self.rng.randint(0, self.delay_us)
+
+    def _later(self, delay: int, what: str, subject: object) -> None:
+        heapq.heappush(self._due, (self.now + delay, next(self._serial), what, subject))
+
+    def _decide(self) -> None:
+        for grant in self.limiter.decide(self.now):
+            self.limiter.grant(grant, self.now)
+            self._later(self._delay(), "granted", grant)
+        at = self.limiter.next_at()
+        if at is not None and (self._wake_at is None or at < self._wake_at):
+            self._wake_at = max(self.now, at)
+            self._later(self._wake_at - self.now, "wake", self._wake_at)
+
+    def _wake(self, at: object, _unused: float) -> None:
+        if at == self._wake_at:
+            self._wake_at = None
+
+    def _ask(self, shard: object, _unused: float) -> None:
+        assert isinstance(shard, int)
+        asked = self.asked[shard]
+        while len(asked) < 40 and self.waiting[shard]:
+            asked.append(self.waiting[shard].popleft())
+        told = self.limiter.ask(KEY, shard, [Wish(attempt, Priority.MEDIUM) for attempt in asked])
+        if told:
+            self._later(self._delay(), "granted", Grant(KEY, shard, tuple(told)))
+
+    def _granted(self, grant: object, unused: float) -> None:
+        assert isinstance(grant, Grant)
+        news = [attempt for attempt in grant.attempts if attempt in self.asked[grant.shard]]
+        for attempt in news:
+            self.asked[grant.shard].remove(attempt)
+            if self.rng.random() < unused:
+                self._later(self._delay(), "unused", attempt)
+            else:
+                self._later(self._delay(), "start", attempt)
+        self._later(self._delay(), "ask", grant.shard)
+
+    def _unused(self, attempt: object, _unused: float) -> None:
+        self.limiter.give_back(KEY, [str(attempt)], self.now, is_used=False)
+
+    def _start(self, attempt: object, _unused: float) -> None:
+        self.starts.append(self.now)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self._later(self.rng.randint(0, self.run_us), "end", attempt)
+        if isinstance(self.rule, Rate):
+            self._later(self._delay(), "heard", attempt)
+
+    def _end(self, attempt: object, _unused: float) -> None:
+        self.running -= 1
+        if isinstance(self.rule, Concurrency):
+            self._later(self._delay(), "heard", attempt)
+
+    def _heard(self, attempt: object, _unused: float) -> None:
+        self.limiter.give_back(KEY, [str(attempt)], self.now, is_used=True)
+
+    def _crash(self) -> None:
+        """The home is loaded elsewhere: who asked is forgotten, and asks again."""
+        held = self.limiter.held(KEY)
+        self.limiter = Limiter(lambda key: self.rule)
+        if held is not None:
+            self.limiter.restore(held)
+        for shard in self.waiting:
+            self._later(self._delay(), "ask", shard)
+
+
+def check_rate(starts: list[int], rate: Rate) -> None:
+    """In no interval more than the burst and what came meanwhile; intervals that begin with a start are enough."""
+    # starts[b] >= starts[a] + (b - a + 1 - burst) * period / count, for all a <= b: prefix maxima of what a demands
+    latest = -(10**18)
+    for number, at in enumerate(sorted(starts)):
+        latest = max(latest, at * rate.count - number * rate.period_us)
+        assert at * rate.count - (number + 1 - rate.burst) * rate.period_us >= latest, (number, at)
+
+
+@pytest.mark.parametrize("crash_every", [0.0, 0.02])
+@pytest.mark.parametrize("burst", [1, 3, 10, 50])
+def test_in_no_interval_are_more_starts_than_the_rate_allows(burst: int, crash_every: float) -> None:
+    for seed in range(8):
+        rng = Random(seed)
+        rate = Rate(rng.choice([1, 7, 100]), rng.choice([1, 3, 60]) * SECOND, burst)
+        world = World(rng, rate, shards=rng.choice([1, 3, 8]), delay_us=rng.choice([0, 5_000, 300_000]))
+        world.run(60 * SECOND, crash_every=crash_every, unused=rng.choice([0.0, 0.3]))
+        assert world.starts, seed
+        check_rate(world.starts, rate)
+
+
+def test_what_a_rate_allows_is_used() -> None:
+    """100 a second, the burst of a tenth of a second, and messages of up to 10 ms."""
+    rate = Rate(100, SECOND, 10)
+    world = World(Random(1), rate, shards=8, delay_us=10_000)
+    world.run(60 * SECOND)
+    assert len(world.starts) >= 0.98 * 60 * 100
+
+
+def test_with_a_burst_of_one_starts_are_a_period_apart() -> None:
+    rate = Rate(10, 60 * SECOND, 1)
+    world = World(Random(1), rate, shards=3, delay_us=10_000)
+    world.run(300 * SECOND)
+    gaps = [after - before for before, after in itertools.pairwise(world.starts)]
+    assert all(6 * SECOND <= gap <= 6.05 * SECOND for gap in gaps)
+    assert world.starts[39] <= 236 * SECOND
+
+
+@pytest.mark.parametrize("crash_every", [0.0, 0.05])
+@pytest.mark.parametrize("count", [1, 4])
+def test_never_more_at_a_time_than_allowed_and_never_fewer_for_long(count: int, crash_every: float) -> None:
+    for seed in range(8):
+        world = World(Random(seed), Concurrency(count), shards=4, delay_us=2_000, run_us=100_000)
+        world.run(20 * SECOND, crash_every=crash_every, unused=0.1)
+        assert world.most == count
+        assert len(world.starts) >= 0.85 * count * 20 * SECOND / 54_000, seed
+
+
+def test_a_limit_that_is_changed_holds_at_once() -> None:
+    world = World(Random(3), Concurrency(10), shards=2, delay_us=1_000, run_us=10_000)
+    world.run(SECOND)
+    assert world.most == 10
+    world.rule = Concurrency(2)
+    world.run(world.now + 50_000)
+    world.most = world.running
+    world.run(world.now + SECOND)
+    assert world.most == 2
+
+
+@pytest.mark.parametrize("after", [Rate(10, SECOND, 2), Rate(7, 3 * SECOND, 1), Rate(200, SECOND, 50)])
+def test_a_rate_that_is_changed_holds_at_once(after: Rate) -> None:
+    world = World(Random(3), Rate(50, SECOND, 10), shards=2, delay_us=1_000)
+    world.run(SECOND)
+    world.rule = after
+    begun = len(world.starts)
+    world.run(world.now + 20 * SECOND)
+    check_rate(world.starts[begun + 1 :], after)
+    assert len(world.starts) - begun >= 0.9 * 20 * SECOND * after.count / after.period_us - after.burst
+
+
+def test_shards_that_ask_for_the_same_share_it() -> None:
+    world = World(Random(5), Rate(100, SECOND, 5), shards=4, delay_us=1_000)
+    world.run(10 * SECOND)
+    left = [len(queue) for queue in world.waiting.values()]
+    assert max(left) - min(left) <= 60
+
+
+def test_nothing_is_kept_of_a_key_that_nobody_uses() -> None:
+    limiter, rate = Limiter(lambda key: Rate(10, SECOND, 5)), [Wish("a", Priority.HIGH)]
+    limiter.ask(KEY, 0, rate)
+    (grant,) = limiter.decide(0)
+    limiter.grant(grant, 0)
+    limiter.give_back(KEY, ["a"], 10, is_used=True)
+    limiter.decide(10)
+    assert limiter.held(KEY) is not None
+    limiter.ask(KEY, 0, [])
+    limiter.decide(SECOND)
+    assert limiter.held(KEY) is None
+    assert limiter.next_at() is None
