@@ -13,8 +13,10 @@ from enum import StrEnum
 
 from schemas.errors import Fatal
 from schemas.topics import (
+    POLICIES,
     REPLIES,
     SHARD_STATE,
+    SHARD_STATS,
     TASK_EVENTS,
     TASK_REPORTS,
     TASK_REQUESTS,
@@ -209,6 +211,15 @@ def _shared_topics(sizes: ClusterSizes) -> tuple[TopicSpec, ...]:
         _volatile(WORKER_SIGNALS, 1, copies, of_effects),
         _volatile(REPLIES, sizes.reply_partitions, copies, of_effects),
         invalid,
+        _volatile(SHARD_STATS, 1, copies, _settings(sizes, None, event_bytes, _COMPACTION)),
+        TopicSpec(
+            POLICIES,
+            1,
+            is_durable=True,
+            is_kept_until_trimmed=True,
+            replication=copies,
+            settings=_settings(sizes, None, RECORD_BYTES_MAX, _COMPACTION),
+        ),
         *_wheel_topics(sizes),
     )
 

@@ -11,19 +11,22 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import structlog
 from msgspec.structs import replace
 
+from scheduler.core.policies import Policies
 from scheduler.core.routing import entity_id_of
-from scheduler.ports import Entry, Log, Reader, TopicPartition
+from scheduler.policy_topic import PolicyFollower, policy_entry
+from scheduler.ports import Entry, Log, MessageCodec, Reader, TopicPartition
+from scheduler.queue_stats import Amounts, StatsFollower
 from schemas.errors import DecodeError, Fatal, Retriable, TidewheelIOError
 from schemas.ids import routing_key, shard_of
 from schemas.limits import REQUESTS_PENDING_MAX
-from schemas.messages import Message, Replies, Reply, Request
+from schemas.messages import Policy, Replies, Reply, Request
 from schemas.topics import REPLIES, TASK_REQUESTS
 
 _log = structlog.get_logger(__name__)
@@ -38,16 +41,6 @@ class Undecided(Retriable):
     """A request was sent and no decision was seen: it may have been accepted, or still be."""
 
 
-class MessageCodec(Protocol):
-    """Messages to bytes and back."""
-
-    def encode(self, message: Message) -> bytes:
-        """The bytes of a message."""
-
-    def decode(self, value: bytes) -> Message:
-        """The message; raises DecodeError."""
-
-
 Answer: TypeAlias = Reply | TidewheelIOError
 OnReply: TypeAlias = Callable[[Answer], None]
 
@@ -56,6 +49,19 @@ class _Waiter(NamedTuple):
     on_reply: OnReply
     loop: asyncio.AbstractEventLoop | None  # whose thread calls `on_reply`; None: the gateway's
     give_up_at: float
+
+
+class _Said:
+    """A policy that is on its way to its topic and back."""
+
+    def __init__(self) -> None:
+        self.offset: int | None = None
+        self.failure: TidewheelIOError | None = None
+        self.is_over = threading.Event()
+
+    def end(self, failure: TidewheelIOError | None = None) -> None:
+        self.failure = failure
+        self.is_over.set()
 
 
 class _Gathered(NamedTuple):
@@ -85,6 +91,9 @@ class Gateway:
         self._pending_max = pending_max
         self._monotonic = monotonic
         self._pending: dict[str, _Waiter] = {}  # in the order of their deadlines
+        self._said: list[_Said] = []
+        self._following: PolicyFollower | None = None
+        self._stats: StatsFollower | None = None
         self._gathered: dict[asyncio.AbstractEventLoop, _Gathered] = {}  # each entry is its loop's alone
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -197,6 +206,60 @@ class Gateway:
         key = routing_key(task_id).encode()
         return Entry(TASK_REQUESTS, shard_of(task_id, self.shards), key, self._codec.encode(request))
 
+    # --- policies -----------------------------------------------------------------------------------------------------
+
+    @property
+    def policies(self) -> Policies:
+        """What operators say. Raises Retriable as long as not all of it was read."""
+        self._raise_failure()
+        following = self._following
+        if following is None or not following.is_current:
+            raise Retriable("policies are still being read")
+        return following.policies
+
+    def amounts(self) -> Amounts:
+        """What waits and runs in all shards, as far as it was heard of lately. Raises Retriable."""
+        self._raise_failure()
+        if (stats := self._stats) is None:
+            raise Retriable("the gateway has just begun to listen to the shards")
+        now_s = self._monotonic()
+        return Amounts(tuple(stats.amounts(now_s)), stats.shards(now_s), self.shards)
+
+    def say(self, policy: Policy) -> None:
+        """Write a policy; wait until it is in the log, and holds here. Raises Retriable (nothing was written) and
+        Undecided."""
+        said = _Said()
+
+        def on_ack(result: Sequence[int] | TidewheelIOError) -> None:
+            if isinstance(result, TidewheelIOError):
+                said.end(Undecided(f"the log did not confirm it; it may hold or not: {result}"))
+            else:
+                said.offset = result[0]
+
+        with self._lock:
+            self._raise_failure()
+            self._said.append(said)
+        try:
+            self._log.append([policy_entry(policy, self._codec)], on_ack)
+            if not said.is_over.wait(self._deadline_s):
+                raise Undecided(f"the log did not confirm it within {self._deadline_s:g} s; it may hold or not")
+        finally:
+            with self._lock:
+                self._said.remove(said)
+        if said.failure is not None:
+            raise said.failure
+
+    def _follow(self) -> None:
+        following, stats = self._following, self._stats
+        if following is None or stats is None:
+            return
+        now_s = self._monotonic()
+        stats.follow(now_s)
+        following.follow(round(now_s * 1e6))
+        for said in self._said.copy():
+            if said.offset is not None and said.offset < following.read_to:
+                said.end()
+
     # --- the gateway's thread -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -216,9 +279,10 @@ class Gateway:
         """Poll until `close`, in the calling thread; then fail what still waits and close the connection."""
         failure: TidewheelIOError = Retriable("the gateway was closed")
         try:
-            with self._opened() as reader:
+            with ExitStack() as readers:
+                replies = self._opened(readers)
                 while not self._closing.is_set():
-                    self._turn(reader)
+                    self._turn(replies)
         except TidewheelIOError as error:
             _log.error("gateway_failed", error=str(error))
             failure = error
@@ -228,19 +292,22 @@ class Gateway:
         finally:
             self._end(failure)
 
-    def _opened(self) -> closing[Reader]:
+    def _opened(self, readers: ExitStack) -> Reader:
         own = TopicPartition(REPLIES, self.partition)
-        reader = self._log.reader()
+        reader = readers.enter_context(closing(self._log.reader()))
         reader.seek(own, self._log.end_offset(own))
+        self._following = readers.enter_context(closing(PolicyFollower(self._log, self._codec)))
+        self._stats = readers.enter_context(closing(StatsFollower(self._log, self._codec)))
         with self._lock:
             self._failure = None
         self._ready.set()
-        return closing(reader)
+        return reader
 
     def _turn(self, reader: Reader) -> None:
         try:
             self._log.poll(IDLE_POLL_S)
             replies = self._decoded(record.value for record in reader.take(TAKE_MAX))
+            self._follow()
         except Retriable as error:
             _log.warning("gateway_retries", error=str(error))
             self._closing.wait(RETRY_PAUSE_S)
@@ -307,9 +374,11 @@ class Gateway:
     def _end(self, failure: TidewheelIOError) -> None:
         with self._lock:
             self._failure = failure
-            waiting = list(self._pending)
+            waiting, said = list(self._pending), self._said.copy()
         error = Undecided(f"{failure}; the request may still be accepted")
         self._resolve([(request_id, error) for request_id in waiting])
+        for one in said:
+            one.end(Undecided(f"{failure}; it may hold or not"))
         self._ready.set()
         self._log.close()
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from scheduler.core.policies import Policies
 from scheduler.core.shard import Effects, Entity, Shard, ShardSettings, Source
 from scheduler.core.wheel import Marks
 from scheduler.lateness import TimerLateness
@@ -31,6 +32,7 @@ from schemas.messages import (
     InvalidRecord,
     Message,
     Priority,
+    QueueStats,
     ReadyTask,
     Replies,
     Reply,
@@ -47,6 +49,7 @@ from schemas.messages import (
 from schemas.topics import (
     INPUT_TOPICS,
     REPLIES,
+    SHARD_STATS,
     TASK_EVENTS,
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
@@ -65,6 +68,8 @@ RETURN_US = 10_000_000  # how long a superseded owner waits for the group to tak
 LOAD_WAIT_US = 1_000  # between looks for an answer of the log while loading
 LOAD_AGAIN_US = 500_000  # until a load that failed for now is tried again
 HOLD_US, HOLD_US_MAX = 10_000, 1_000_000  # until an input whose schema could not be looked up is tried again
+STATS_US = 1_000_000  # between two words of what waits and runs, while that changes
+STATS_AGAIN_US = 10_000_000  # the same if it does not: who begins to listen then knows
 BLOCKED_US = 5_000  # how soon a full buffer of the log, or an unread gap, is looked at again
 CHECKPOINT_KEY = b"checkpoint"
 OWNER_KEY = b"owner"  # who loaded it last, for people to look at
@@ -144,13 +149,15 @@ class ShardHost:
         settings: RuntimeSettings,
         rng: Random,
         lateness: TimerLateness,
+        policies: Policies,
     ) -> None:
         self.shard_id = shard
         self.phase = Phase.LOADING
         settings = msgspec.structs.replace(
             settings, shard=msgspec.structs.replace(settings.shard, shards=log.partitions(TASK_REQUESTS))
         )
-        self.shard = Shard(shard, settings.shard, rng, now=0)
+        self._policies = policies
+        self.shard = Shard(shard, settings.shard, rng, 0, policies)
         self.reloads = 0
         self._lateness = lateness
         self._log, self._states, self._codec, self._settings, self._rng = log, states, codec, settings, rng
@@ -194,6 +201,8 @@ class ShardHost:
         if self._slots is not None:
             self._slots.close()
         self._slots = None
+        self._stats_at = self._stats_told_at = 0
+        self._stats_told: tuple[QueueStats, ...] = ()
         self._trimmed: dict[str, int] = {}  # of the wheel: what the log was told that is not needed
 
     # --- loading -------------------------------------------------------------------------------------------------
@@ -263,7 +272,7 @@ class ShardHost:
             yield
         self._token = token
         self._has_loaded("fence_s")
-        shard = Shard(self.shard_id, self._settings.shard, self._rng, self._now)
+        shard = Shard(self.shard_id, self._settings.shard, self._rng, self._now, self._policies)
         yield from self._restore(shard)
         self._has_loaded("state_s")
         reader = self._log.reader()
@@ -498,8 +507,20 @@ class ShardHost:
         self.shard.expire_markers()
         if not is_blocked:
             self._dispatch(now)
+            self._tell_stats(now)
         self._send_outbox()
         self._step_at = self._due_at(now)
+
+    def _tell_stats(self, now: int) -> None:
+        """What waits and runs here, for dashboards: now and then, more often while it changes."""
+        if now < self._stats_at:
+            return
+        self._stats_at = now + STATS_US
+        stats = self.shard.stats(now)
+        if stats.queues != self._stats_told or now >= self._stats_told_at + STATS_AGAIN_US:
+            self._stats_told, self._stats_told_at = stats.queues, now
+            value = self._codec.encode(stats)
+            self._outbox.append(_Parcel([Entry(SHARD_STATS, 0, str(self.shard_id).encode(), value)]))
 
     def finish(self, now: int) -> bool:
         """Release what is still acknowledged after the shard went to another; whether nothing more is awaited.
@@ -532,7 +553,15 @@ class ShardHost:
         has_changes = self.shard.changed or self._owed_count
         checkpoint_at = self._checkpointed_at + self._settings.checkpoint_us if has_changes else None
         slots_at = self._slots.next_at(now) if self._slots is not None else None
-        instants = (self.shard.next_at(), checkpoint_at, slots_at, *(held.until for held in self._held.values()))
+        is_busy = self._stats_told or self.shard.state.tasks
+        stats_at = self._stats_at if is_busy else self._stats_told_at + STATS_AGAIN_US
+        instants = (
+            self.shard.next_at(),
+            checkpoint_at,
+            slots_at,
+            stats_at,
+            *(held.until for held in self._held.values()),
+        )
         return min((at for at in instants if at is not None), default=now + IDLE_CHECKPOINT_US)
 
     def _decide(self, inputs: Sequence[Record], now: int) -> Effects:

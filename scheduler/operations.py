@@ -59,6 +59,12 @@ def read(call: Callable[[], T]) -> Steps[T]:
     return cast("T", (yield Read(call)))
 
 
+def at_once(call: Callable[[], T]) -> Steps[T]:
+    """No step at all; gives what `call` returns, raises what it raises. It must not block."""
+    yield from ()
+    return call()
+
+
 def pause(seconds: float) -> Steps[None]:
     """The step that waits."""
     yield Pause(seconds)

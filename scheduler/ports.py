@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from schemas.errors import TidewheelIOError
-from schemas.messages import Priority, Schedule, Status, TaskError, TaskSpec
+from schemas.messages import Message, Priority, Schedule, Status, TaskError, TaskSpec
 
 
 class TopicPartition(NamedTuple):
@@ -162,6 +162,16 @@ class StateStore(Protocol):
 
     def close(self) -> None:
         """Finish what was begun; idempotent."""
+
+
+class MessageCodec(Protocol):
+    """Messages to bytes and back."""
+
+    def encode(self, message: Message) -> bytes:
+        """The bytes of a message."""
+
+    def decode(self, value: bytes) -> Message:
+        """The message; raises DecodeError."""
 
 
 class Clock(Protocol):

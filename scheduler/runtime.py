@@ -14,8 +14,10 @@ from random import Random
 
 import structlog
 
+from scheduler.core.policies import Policies
 from scheduler.host import Phase, RuntimeSettings, ShardHost
 from scheduler.lateness import Lateness, TimerLateness
+from scheduler.policy_topic import PolicyFollower
 from scheduler.ports import Clock, Log, Member, Record, StateStore, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import Fatal
@@ -49,6 +51,7 @@ class SchedulerRuntime:
         for topic in (REPLIES, TASK_REQUESTS_INVALID):
             log.partitions(topic)  # what hosts ask for is asked for here, where a log that is away is waited for
         self._check_wheel(settings.shard.wheel)
+        self._following = PolicyFollower(log, codec)
         self._member: Member = log.member(GROUP, INPUT_TOPICS)
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
@@ -70,6 +73,11 @@ class SchedulerRuntime:
                     f"{topic} has {found} partitions, but {self._shards} shards with {shape.slots} slots of the delay "
                     f"wheel need {wanted}. Nothing was read or written. `tidewheel topics plan` tells what to do"
                 )
+
+    @property
+    def policies(self) -> Policies:
+        """What operators say of queues and tenants, as far as it was read here."""
+        return self._following.policies
 
     @property
     def hosts(self) -> dict[int, ShardHost]:
@@ -95,6 +103,7 @@ class SchedulerRuntime:
                 self.step(self._wait_s())
             self._finish_all()
         finally:
+            self._following.close()
             self._member.close()
 
     def step(self, timeout_s: float) -> None:
@@ -109,13 +118,15 @@ class SchedulerRuntime:
         self._follow_assignment()
         self._finish_leaving(now)
         self._take_held_again(now)
+        has_new_policies = self._following.follow(now)
         inputs = self._receive(now)
         for shard, host in self._hosts.items():
             if host.phase is Phase.LOADING:
-                self._load(host, now)
+                if self._following.is_current:  # else a queue that is paused would be let go
+                    self._load(host, now)
             elif host.phase is Phase.SUPERSEDED:
                 host.maybe_return(now)
-            elif shard in inputs or host.is_due(now):
+            elif shard in inputs or has_new_policies or host.is_due(now):
                 host.step(inputs.get(shard, ()), self._drained_at, now)
         self.last_step_at = now
 
@@ -124,6 +135,8 @@ class SchedulerRuntime:
         next_at = min((host.next_at(now) for host in self._hosts.values()), default=now + 1_000_000)
         if self._leaving:
             next_at = min(next_at, now + 10_000)
+        if not self._following.is_current:  # the shards wait for that
+            next_at = max(next_at, now + 10_000)
         return min(WAIT_S_MAX, max(0.0, (next_at - now) / 1e6))
 
     def _follow_assignment(self) -> None:
@@ -141,7 +154,7 @@ class SchedulerRuntime:
         for shard in sorted(owned - self._hosts.keys()):
             rng = Random(self._rng.getrandbits(64))
             self._hosts[shard] = ShardHost(
-                shard, self._log, self._states, self._codec, self._settings, rng, self.lateness
+                shard, self._log, self._states, self._codec, self._settings, rng, self.lateness, self.policies
             )
 
     def _receive(self, now: int) -> dict[int, list[Record]]:

@@ -31,6 +31,7 @@ from scheduler.operations import (
     refusing_errors,
 )
 from scheduler.ports import Clock, Position, TaskFilter, TaskPage, TaskRow, View
+from scheduler.queue_service import QueueService
 from scheduler.refusals import (
     Refusal,
     RefusalKind,
@@ -148,7 +149,7 @@ _Known: TypeAlias = TaskRow | EndedTask | None
 
 
 class TaskService:
-    """What can be asked of tasks; `schedules` is what can be asked of schedules."""
+    """What can be asked of tasks; `schedules` and `queues` are what can be asked of those."""
 
     def __init__(
         self,
@@ -186,6 +187,8 @@ class TaskService:
             view_wait_s=self._settings.view_wait_s,
             monotonic=monotonic,
         )
+
+        self.queues = QueueService(self._performer, gateway, clock=clock)
 
     def close(self) -> None:
         """Let the reads that are under way end."""

@@ -962,6 +962,47 @@ class Event(Message, frozen=True, kw_only=True):
     base: Task | None = None
 
 
+class QueuePolicy(Message, frozen=True, kw_only=True):
+    """What operators say of a queue. Of several of one queue the last one in the topic holds."""
+
+    queue: str
+    set_at: int
+    is_paused: bool = False
+    pause_reason: str | None = None
+
+
+class TenantPolicy(Message, frozen=True, kw_only=True):
+    """What operators say of a tenant. Of several of one tenant the last one in the topic holds."""
+
+    tenant_id: str
+    set_at: int
+    weight: int = 1
+
+
+Policy: TypeAlias = QueuePolicy | TenantPolicy
+
+
+class QueueStats(Message, frozen=True, kw_only=True):
+    """How much there is of one queue, priority and tenant in one shard. No tenant: all that are not told of alone."""
+
+    queue: str
+    priority: Priority
+    tenant_id: str
+    pending: int
+    running: int
+    started: int
+    oldest_at: int | None = None
+
+
+class ShardStats(Message, frozen=True, kw_only=True):
+    """What waits and runs in a shard. Of several of one shard the last one holds."""
+
+    shard: int
+    epoch: int
+    at: int
+    queues: tuple[QueueStats, ...]
+
+
 class ShardCheckpoint(Message, frozen=True, kw_only=True):
     """How far `shard-state` reaches: the fold of the events before `next_offset`.
 

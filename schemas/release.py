@@ -44,6 +44,9 @@ TOP_LEVEL = (
     "ControlSchedule",
     "RunSchedule",
     "Schedule",
+    "QueuePolicy",
+    "TenantPolicy",
+    "ShardStats",
 )
 
 

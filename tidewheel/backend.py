@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from scheduler.ports import ScheduleFilter, TaskFilter
+from scheduler.queue_service import QueueList, QueueView, TenantList, TenantView
 from scheduler.refusals import Refusal
 from scheduler.schedule_service import Created, ScheduleService
 from scheduler.schedule_submission import Backfill, Preview, ScheduleChange, ScheduleSubmission
@@ -49,6 +50,10 @@ class Backend(Protocol):
     @property
     def schedules(self) -> ScheduleBackend:
         """What can be asked of schedules."""
+
+    @property
+    def queues(self) -> QueueBackend:
+        """What can be asked of queues and tenants."""
 
     def prepare(self, fields: Mapping[str, Any]) -> Prepared:
         """Ready to submit with these fields again and again."""
@@ -116,6 +121,31 @@ class ScheduleBackend(Protocol):
 
     def preview(self, fields: Mapping[str, Any]) -> Doable[PreviewView]:
         """The next nominal times of a rule."""
+
+
+class QueueBackend(Protocol):
+    """Queues and tenants of a scheduler as its operators see them."""
+
+    def queue(self, queue: str) -> Doable[QueueView]:
+        """What was said of a queue."""
+
+    def queues(self) -> Doable[QueueList]:
+        """All queues of which something was said."""
+
+    def pause(self, queue: str, *, reason: str | None = None) -> Doable[QueueView]:
+        """Let its tasks wait; those that run go on."""
+
+    def resume(self, queue: str) -> Doable[QueueView]:
+        """Let its tasks go out again."""
+
+    def tenant(self, tenant_id: str) -> Doable[TenantView]:
+        """What was said of a tenant."""
+
+    def tenants(self) -> Doable[TenantList]:
+        """All tenants of which something was said."""
+
+    def set_weight(self, tenant_id: str, weight: int) -> Doable[TenantView]:
+        """Let a tenant have another share, also of what waits already."""
 
 
 class Prepared(Protocol):
@@ -206,6 +236,7 @@ class LocalBackend:
     def __init__(self, service: TaskService) -> None:
         self._service = service
         self.schedules = LocalSchedules(service.schedules)
+        self.queues: QueueBackend = service.queues
         self.get = service.get
         self.wait = service.wait
         self.list_tasks = service.list_tasks

@@ -17,6 +17,7 @@ import msgspec
 
 from scheduler.instants import INSTANT_RULE, format_instant, instant_of
 from scheduler.ports import ScheduleFilter, TaskFilter
+from scheduler.queue_service import QueueList, QueueView, TenantList, TenantView
 from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid, not_found, schedule_not_found
 from scheduler.schedule_view import (
     BackfilledRuns,
@@ -29,7 +30,7 @@ from scheduler.schedule_view import (
 )
 from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
 from scheduler.task_view import TaskView
-from schemas.ids import is_name, uuid7
+from schemas.ids import NAME_RULE, is_name, uuid7
 from schemas.limits import BULK_MAX
 from schemas.messages import Status
 from tidewheel.settings import ClientSettings
@@ -115,6 +116,11 @@ class HttpBackend:
     def schedules(self) -> HttpSchedules:
         """What can be asked of schedules."""
         return HttpSchedules(self)
+
+    @property
+    def queues(self) -> HttpQueues:
+        """What can be asked of queues and tenants."""
+        return HttpQueues(self)
 
     @property
     def server(self) -> str:
@@ -276,6 +282,42 @@ class HttpSchedules:
         return self._backend.call("POST", f"{_SCHEDULES}/preview", PreviewView, content=_encoded(fields))
 
 
+class HttpQueues:
+    """Queues and tenants of a server."""
+
+    def __init__(self, backend: HttpBackend) -> None:
+        self._backend = backend
+
+    def queue(self, queue: str) -> HttpCall[QueueView]:
+        """What was said of a queue."""
+        return self._backend.call("GET", _queue_path(queue), QueueView)
+
+    def queues(self) -> HttpCall[QueueList]:
+        """All queues of which something was said."""
+        return self._backend.call("GET", _QUEUES, QueueList)
+
+    def pause(self, queue: str, *, reason: str | None = None) -> HttpCall[QueueView]:
+        """Let its tasks wait; those that run go on."""
+        content = _encoded({} if reason is None else {"reason": reason})
+        return self._backend.call("POST", f"{_queue_path(queue)}/pause", QueueView, content=content)
+
+    def resume(self, queue: str) -> HttpCall[QueueView]:
+        """Let its tasks go out again."""
+        return self._backend.call("POST", f"{_queue_path(queue)}/resume", QueueView)
+
+    def tenant(self, tenant_id: str) -> HttpCall[TenantView]:
+        """What was said of a tenant."""
+        return self._backend.call("GET", _tenant_path(tenant_id), TenantView)
+
+    def tenants(self) -> HttpCall[TenantList]:
+        """All tenants of which something was said."""
+        return self._backend.call("GET", _TENANTS, TenantList)
+
+    def set_weight(self, tenant_id: str, weight: int) -> HttpCall[TenantView]:
+        """Let a tenant have another share, also of what waits already."""
+        return self._backend.call("PUT", _tenant_path(tenant_id), TenantView, content=_encoded({"weight": weight}))
+
+
 class HttpPrepared:
     """Submissions with the same fields."""
 
@@ -355,6 +397,20 @@ def _path(task_id: str, collection: str = "tasks") -> str:
 
 
 _SCHEDULES = "/api/v1/cron-tasks"
+_QUEUES = "/api/v1/queues"
+_TENANTS = "/api/v1/tenants"
+
+
+def _queue_path(queue: str) -> str:
+    if not is_name(queue):
+        raise invalid("queue", "is not accepted", NAME_RULE)
+    return f"{_QUEUES}/{queue}"
+
+
+def _tenant_path(tenant_id: str) -> str:
+    if not is_name(tenant_id):
+        raise invalid("tenant_id", "is not accepted", NAME_RULE)
+    return f"{_TENANTS}/{tenant_id}"
 
 
 def _schedule_path(schedule_id: str) -> str:

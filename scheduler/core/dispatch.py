@@ -5,6 +5,8 @@ must be decided late (priority, cancellation) is still decided here. The window 
 start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their own because
 they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
 
+Tasks of a paused queue wait here. What was out already may start: at most a window, and at once if a worker is free.
+
 Where records go is not known here: who calls `pick` says how many partitions the ready topic of a queue and priority
 has now. While it has none its tasks wait, and nobody else does.
 """
@@ -12,10 +14,11 @@ has now. While it has none its tasks wait, and nobody else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from scheduler.core.fairness import FairQueue, WeightOf, equal_weights
+from scheduler.core.fairness import FairQueue
+from scheduler.core.policies import Policies
 from scheduler.core.timers import Timers
 from schemas.messages import Priority, Task
 from schemas.priorities import WEIGHTS
@@ -75,8 +78,8 @@ class _Out(NamedTuple):
 class Dispatch:
     """The pending tasks of a shard, and those of them that are out but not started."""
 
-    def __init__(self, weight_of: WeightOf = equal_weights) -> None:
-        self._weight_of = weight_of
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
         self._lanes: dict[LaneKey, _Lane] = {}
         self._place: dict[str, LaneKey] = {}
         self._out: dict[str, _Out] = {}
@@ -136,10 +139,10 @@ class Dispatch:
             if now < lane.blocked_until:
                 continue
             lane.blocked_until = 0  # time has done what it can: `next_at` must not name it again
-            if not lane.has_room():
+            if not lane.has_room() or self._policies.is_paused(key[0]):
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
-            while lane.has_room() and (chosen := lane.waiting.pop(partitions, self._weight_of)):
+            while lane.has_room() and (chosen := lane.waiting.pop(partitions, self._policies.weight_of)):
                 task_id, priority, tenant_id, size = chosen
                 del self._place[task_id]
                 out = _Out(key, priority, tenant_id, 0, size, now + RESEND_US, RESEND_US)
@@ -156,9 +159,7 @@ class Dispatch:
 
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
-        instants = [
-            lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and lane.waiting
-        ]
+        instants = [lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and lane.waiting]
         resend_at = self._resends.next_at()
         instants += [at for at in (resend_at, self._look_at) if at is not None]
         return min(instants, default=None)
@@ -172,13 +173,20 @@ class Dispatch:
         counts.update((out.lane[0], out.priority, out.tenant_id) for out in list(self._out.values()))
         return counts
 
+    def oldest(self) -> Iterator[tuple[DepthKey, str]]:
+        """The tasks that are to go first."""
+        for (queue, _), lane in self._lanes.items():
+            for priority, tenant_id, task_id in lane.waiting.oldest():
+                yield (queue, priority, tenant_id), task_id
+
     def _pick_resends(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         picked = []
         for task_id in self._resends.pop_due(now, WINDOW_MAX):
             out = self._out.get(task_id)
             if out is None:
                 continue
-            partitions = partitions_of(out.lane[0], out.priority)
+            queue = out.lane[0]
+            partitions = 0 if self._policies.is_paused(queue) else partitions_of(queue, out.priority)
             if not partitions:
                 self._resends.set(task_id, now + RESEND_US)  # nothing was sent: the waits do not grow
                 continue

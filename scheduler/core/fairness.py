@@ -1,4 +1,4 @@
-"""Which waiting task is the next: priorities by their weights, within one its tenants by theirs, of a tenant the oldest.
+"""Which waiting task is the next: priorities by their weights, within one tenants by theirs, of a tenant the oldest.
 
 Tenants share by stride scheduling (Waldspurger and Weihl, 1995): each has a pass; the lowest is served, and grows by
 what is inversely proportional to the tenant's weight. Over any run of choices among tenants that all have work, each
@@ -29,7 +29,7 @@ def equal_weights(_tenant_id: str) -> int:
 class _Tenants:
     """The waiting tasks of one priority, each with its size, by tenant."""
 
-    __slots__ = ("count", "_pass", "_passes", "_serial", "_turn", "_waiting")
+    __slots__ = ("_pass", "_passes", "_serial", "_turn", "_waiting", "count")
 
     def __init__(self) -> None:
         self.count = 0
@@ -75,6 +75,10 @@ class _Tenants:
     def tenants(self) -> Iterator[tuple[str, int]]:
         """Each tenant with work, and how much. Safe from any thread."""
         return ((tenant_id, len(tasks)) for tenant_id, tasks in list(self._waiting.items()))
+
+    def oldest(self) -> Iterator[tuple[str, str]]:
+        """Each tenant with work, and its task that is to go first."""
+        return ((tenant_id, next(iter(tasks))) for tenant_id, tasks in self._waiting.items())
 
     def _leave(self, tenant_id: str) -> None:
         del self._waiting[tenant_id]
@@ -142,3 +146,9 @@ class FairQueue:
         for priority, tenants in self._by_priority.items():
             for tenant_id, count in tenants.tenants():
                 yield priority, tenant_id, count
+
+    def oldest(self) -> Iterator[tuple[Priority, str, str]]:
+        """The task that is to go first, by priority and tenant."""
+        for priority, tenants in self._by_priority.items():
+            for tenant_id, task_id in tenants.oldest():
+                yield priority, tenant_id, task_id

@@ -1,13 +1,13 @@
 """What the home of a limit's key knows: who holds a grant, how full the bucket is, who asks. Pure.
 
 A limit is about attempts. A **rate** lends a token to an attempt, and takes it for used when it hears of the start; a
-**concurrency** lends a permit until it hears of the end. Held, used and given back are facts of the home's log: `grant`,
-`give_back` fold them. Who asks is not: whoever still wants something asks again.
+**concurrency** lends a permit until it hears of the end. Held, used and given back are facts of the home's log:
+`grant` and `give_back` fold them. Who asks is not: whoever still wants something asks again.
 
 **Why the bucket is exact.** Let attempts start at s_i, and the home hear of it at c_i >= s_i. What is held and not yet
 heard of counts as taken when a grant is decided, and refills from c_i on, not from the grant. Take any interval that
-begins with a start at s_a and has the length T, and the last start s_b in it, granted at g_b <= s_b. At s_a the level was
-at most the burst, and none of a..b was taken off it before, since c_i >= s_i >= s_a. At g_b all of them are taken off,
+begins with a start at s_a and has the length T, and the last start s_b in it, granted at g_b <= s_b. At s_a the level
+was at most the burst, and none of a..b was taken off it before, since c_i >= s_i >= s_a. At g_b all of them are taken off,
 or held. So b - a + 1 <= burst + rate * (g_b - s_a) <= burst + rate * T, however long messages are under way.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from scheduler.core import decisions, routing, schedule_requests
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import DepthKey, Dispatch, PartitionsOf
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
+from scheduler.core.policies import Policies
 from scheduler.core.schedule import (
     FIRES_PER_STEP,
     SCHEDULE_BODIES,
@@ -64,6 +65,7 @@ from schemas.messages import (
     Outcome,
     ParkedTask,
     ParkMarker,
+    QueueStats,
     ReadyTask,
     RedriveTask,
     RejectedRecord,
@@ -77,6 +79,7 @@ from schemas.messages import (
     ScheduleFired,
     ScheduleFlagged,
     ScheduleRequest,
+    ShardStats,
     SkipReason,
     Status,
     SubmitTask,
@@ -128,6 +131,7 @@ TASK, MARKER, SCHEDULE = "task/", "marker/", "schedule/"  # begin the keys of wh
 STUCK_US = 1_000_000  # until it is tried again to submit a run for which there was no room, or whose id was taken
 Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
+STATS_MAX = 200  # queues, priorities and tenants that are told of one by one
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
 
@@ -179,7 +183,10 @@ class ShardState:
 class Shard:
     """One owner's copy of a shard."""
 
-    def __init__(self, shard: int, settings: ShardSettings, rng: Random, now: int) -> None:
+    def __init__(
+        self, shard: int, settings: ShardSettings, rng: Random, now: int, policies: Policies | None = None
+    ) -> None:
+        """`policies` is what holds for the whole process, kept up to date by others; None: nothing was said."""
         self.shard = shard
         self.state = ShardState()
         self.parking = Parking(Wheel(settings.wheel, now))
@@ -196,9 +203,11 @@ class Shard:
         self._is_loaded = False
         self._was_behind = True  # until it is known that all overdue slots were read
         self._timers = Timers()
-        self._dispatch = Dispatch()
+        self._dispatch = Dispatch(policies or Policies())
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
+        self._running_in: Counter[DepthKey] = Counter()
+        self._started_in: Counter[DepthKey] = Counter()  # since the load
         self._staying: set[str] = set()  # due far ahead, but not to be parked
         self._suspects: set[str] = set()  # pending that an owner, or a worker, may have died of before
         self._worker_heard: dict[str, int] = {}
@@ -397,6 +406,7 @@ class Shard:
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
                 self._running.get(before.worker_id or "", set()).discard(task_id)
+                self._count_end(_depth_key(before))
         if status in TERMINAL:
             del self.statuses[status]
             self._timers.cancel(task_id)
@@ -405,7 +415,15 @@ class Shard:
             self._heard[task_id] = now
             self._running.setdefault(after.worker_id or "", set()).add(task_id)
             self._expect(after.worker_id or "", now)
+            key = _depth_key(after)
+            self._running_in[key] += 1
+            self._started_in[key] += before is not None
         self._set_timer(after)
+
+    def _count_end(self, key: DepthKey) -> None:
+        self._running_in[key] -= 1
+        if not self._running_in[key]:
+            del self._running_in[key]
 
     def _set_timer(self, task: Task) -> None:
         at = decisions.wake_at(task, self._heard.get(task.task_id, 0))
@@ -1070,6 +1088,44 @@ class Shard:
         """How many pending tasks there are. Safe from any thread."""
         return self._dispatch.depth()
 
+    def stats(self, now: int) -> ShardStats:
+        """What waits and runs here now."""
+        pending, oldest = self._dispatch.depth(), self._oldest()
+        keys = pending.keys() | self._running_in.keys()
+        if len(self._started_in) > STATS_MAX:  # names come and go
+            self._started_in = Counter({key: self._started_in[key] for key in keys})
+        keys |= self._started_in.keys()
+        ranked = sorted(keys, key=lambda key: (-pending[key] - self._running_in[key], key))
+        found = [self._queue_stats(key, [key], pending, oldest) for key in ranked[:STATS_MAX]]
+        rest: dict[DepthKey, list[DepthKey]] = {}
+        for queue, priority, tenant_id in ranked[STATS_MAX:]:
+            rest.setdefault((queue, priority, ""), []).append((queue, priority, tenant_id))
+        found += [self._queue_stats(key, members, pending, oldest) for key, members in rest.items()]
+        return ShardStats(shard=self.shard, epoch=self.state.epoch, at=now, queues=tuple(found))
+
+    def _queue_stats(
+        self, key: DepthKey, members: Sequence[DepthKey], pending: Counter[DepthKey], oldest: Mapping[DepthKey, int]
+    ) -> QueueStats:
+        queue, priority, tenant_id = key
+        return QueueStats(
+            queue=queue,
+            priority=priority,
+            tenant_id=tenant_id,
+            pending=sum(pending[one] for one in members),
+            running=sum(self._running_in[one] for one in members),
+            started=sum(self._started_in[one] for one in members),
+            oldest_at=min((oldest[one] for one in members if one in oldest), default=None),
+        )
+
+    def _oldest(self) -> dict[DepthKey, int]:
+        """Since when those might have started that are to go first."""
+        found: dict[DepthKey, int] = {}
+        for key, task_id in self._dispatch.oldest():
+            task = self.state.tasks[task_id]
+            at = task.next_run_at or task.created_at
+            found[key] = min(at, found.get(key, at))
+        return found
+
     def memory(self) -> dict[str, int]:
         """How many entries each structure holds; all are zero when nothing lives and enough time has passed."""
         return {
@@ -1080,6 +1136,7 @@ class Shard:
             "heard": len(self._heard),
             "suspects": len(self._suspects),
             "staying": len(self._staying),
+            "running": sum(self._running_in.values()),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
             "markers": len(self.parking.markers),
@@ -1103,6 +1160,10 @@ class Shard:
                 del self.state.ended[task_id]
                 self._unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
+
+
+def _depth_key(task: Task) -> DepthKey:
+    return task.spec.queue, task.spec.priority, task.spec.tenant_id
 
 
 def _rejected(request: str, decision: Decision, source: Source, *, is_kept: bool) -> TaskRejected:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec.structs import replace
+
 from scheduler.core.dispatch import (
     HELD_US,
     IDLE_LANES_MAX,
@@ -15,7 +17,8 @@ from scheduler.core.dispatch import (
     WINDOW_START,
     Dispatch,
 )
-from schemas.messages import Priority, Status, Task, TaskSpec
+from scheduler.core.policies import Policies
+from schemas.messages import Priority, QueuePolicy, Status, Task, TaskSpec, TenantPolicy
 from schemas.priorities import WEIGHTS, WeightedChoice
 
 PARTITIONS = 3
@@ -34,7 +37,7 @@ def everywhere(_queue: str, _priority: Priority) -> int:
 
 
 def offered(*tasks: Task) -> Dispatch:
-    dispatch = Dispatch()
+    dispatch = Dispatch(Policies())
     for one in tasks:
         dispatch.offer(one)
     return dispatch
@@ -105,6 +108,53 @@ def test_a_queue_that_was_tried_again_does_not_ask_for_that_without_end() -> Non
     next_at = dispatch.next_at()
     assert next_at is not None
     assert next_at > PROBE_US, "the worker has the word now, or the resend"
+
+
+def test_tasks_of_a_paused_queue_wait_and_go_on_when_it_is_resumed() -> None:
+    policies = Policies()
+    policies.put(QueuePolicy(queue="mail", set_at=0, is_paused=True))
+    dispatch = Dispatch(policies)
+    for one in (task("a", queue="mail"), task("b", queue="other"), task("c", queue="mail")):
+        dispatch.offer(one)
+    assert sent(dispatch) == ["b"]
+    assert dispatch.depth()["mail", Priority.MEDIUM, "default"] == 2
+    policies.put(QueuePolicy(queue="mail", set_at=1))
+    assert sent(dispatch) == ["a", "c"]
+
+
+def test_a_record_that_nobody_started_is_not_sent_again_while_its_queue_is_paused() -> None:
+    policies = Policies()
+    dispatch = Dispatch(policies)
+    dispatch.offer(task("a"))
+    sent(dispatch)
+    policies.put(QueuePolicy(queue="default", set_at=0, is_paused=True))
+    assert sent(dispatch, now=RESEND_US) == []
+    policies.put(QueuePolicy(queue="default", set_at=1))
+    assert sent(dispatch, now=2 * RESEND_US) == ["a"]
+
+
+def test_a_weight_that_is_changed_holds_for_what_waits_already() -> None:
+    policies = Policies()
+    dispatch = Dispatch(policies)
+    for number in range(2_000):
+        for tenant in ("a", "b"):
+            one = task(f"{tenant}{number}")
+            dispatch.offer(replace(one, spec=replace(one.spec, tenant_id=tenant)))
+
+    def shares(count: int) -> Counter[str]:
+        found: list[str] = []
+        while len(found) < count:
+            batch = sent(dispatch)
+            found += [task_id[0] for task_id in batch]
+            for task_id in batch:
+                dispatch.forget(task_id)
+        return Counter(found)
+
+    even = shares(160)
+    assert abs(even["a"] - even["b"]) <= 1
+    policies.put(TenantPolicy(tenant_id="a", set_at=0, weight=3))
+    uneven = shares(160)
+    assert abs(uneven["a"] - 3 * uneven["b"]) <= 4
 
 
 def test_another_queue_goes_on_when_one_is_full() -> None:
@@ -179,7 +229,7 @@ def test_what_is_out_is_bounded_by_bytes_too() -> None:
 
 
 def test_names_that_come_and_go_leave_nothing_behind() -> None:
-    dispatch = Dispatch()
+    dispatch = Dispatch(Policies())
     for number in range(1_000):
         dispatch.offer(task(f"a{number}", queue=f"q{number}"))
         for one in sent(dispatch):

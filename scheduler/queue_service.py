@@ -1,0 +1,233 @@
+"""The rules of the surface for queues and tenants: what operators may say of them, and what they see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from scheduler.core.policies import WEIGHT_MAX, Policies
+from scheduler.instants import format_instant
+from scheduler.operations import Operation, Performer, Steps, at_once, read, refusing_errors
+from scheduler.ports import Clock
+from scheduler.queue_stats import Amount, Amounts
+from scheduler.refusals import invalid
+from scheduler.submission import check_reason
+from schemas.ids import NAME_RULE, is_name
+from schemas.messages import Policy, Priority, QueuePolicy, TenantPolicy
+
+T = TypeVar("T")
+
+
+class PriorityView(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is of one priority. `oldest_at`: since when the task that waits longest might have started."""
+
+    priority: Priority
+    pending: int
+    running: int
+    started_per_s: float
+    oldest_at: str | None
+
+
+class QueueView(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue: what waits and runs, and what operators said of it. Instants are RFC 3339 text in UTC.
+
+    The counts are a second old at most, or ten while nothing happens. `backlog` is what workers are needed for: pending
+    and running. `set_at` is when an operator said the last word; null: nobody did.
+    """
+
+    queue: str
+    is_paused: bool
+    pause_reason: str | None
+    set_at: str | None
+    pending: int
+    running: int
+    backlog: int
+    started_per_s: float
+    oldest_at: str | None
+    priorities: Sequence[PriorityView]
+
+
+class QueueList(msgspec.Struct, frozen=True, kw_only=True):
+    """The queues that have something or of which something was said, by name. Counts are of `shards_heard` shards."""
+
+    queues: Sequence[QueueView]
+    shards_heard: int
+    shards: int
+
+
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant. `weight` is its share of the starts among tenants that wait in the same queue and priority."""
+
+    tenant_id: str
+    weight: int
+    set_at: str | None
+    pending: int
+    running: int
+    started_per_s: float
+
+
+class TenantList(msgspec.Struct, frozen=True, kw_only=True):
+    """The tenants that have something or of which something was said, by id. Counts are of `shards_heard` shards."""
+
+    tenants: Sequence[TenantView]
+    shards_heard: int
+    shards: int
+
+
+class Board(Protocol):
+    """Where policies are read and written, and the shards listened to (`scheduler.gateway.Gateway`)."""
+
+    @property
+    def policies(self) -> Policies:
+        """What holds. Raises Retriable."""
+
+    def amounts(self) -> Amounts:
+        """What waits and runs in all shards. Raises Retriable."""
+
+    def say(self, policy: Policy) -> None:
+        """Write a policy; wait until it holds here. Raises Retriable and Undecided."""
+
+
+class QueueService:
+    """What can be asked of queues and tenants.
+
+    A policy is written as a whole. Two operators who change different things of the same queue at the same time, by way
+    of different processes, may undo each other's: what holds in the end is what both are shown.
+    """
+
+    def __init__(self, performer: Performer, board: Board, *, clock: Clock) -> None:
+        self._performer, self._board, self._clock = performer, board, clock
+
+    def queue(self, queue: str) -> Operation[QueueView]:
+        """What waits and runs in a queue, and whether it is paused."""
+        return self._operation(at_once(lambda: self._queue(queue)))
+
+    def queues(self) -> Operation[QueueList]:
+        """All queues that have something, or of which something was said."""
+        return self._operation(at_once(self._queues))
+
+    def pause(self, queue: str, *, reason: str | None = None) -> Operation[QueueView]:
+        """Let tasks of a queue wait from now on; those that run go on. Twice gives the same answer."""
+        return self._operation(self._set_paused(queue, reason, is_paused=True))
+
+    def resume(self, queue: str) -> Operation[QueueView]:
+        """Let tasks of a queue go out again."""
+        return self._operation(self._set_paused(queue, None, is_paused=False))
+
+    def tenant(self, tenant_id: str) -> Operation[TenantView]:
+        """What waits and runs of a tenant, and its share."""
+        return self._operation(at_once(lambda: self._tenant(tenant_id)))
+
+    def tenants(self) -> Operation[TenantList]:
+        """All tenants that have something, or of which something was said."""
+        return self._operation(at_once(self._tenants))
+
+    def set_weight(self, tenant_id: str, weight: int) -> Operation[TenantView]:
+        """Let a tenant have another share, also of what waits already."""
+        return self._operation(self._set_weight(tenant_id, weight))
+
+    def _operation(self, steps: Steps[T]) -> Operation[T]:
+        return Operation(self._performer, refusing_errors(steps))
+
+    def _queue(self, queue: str) -> QueueView:
+        _check_name("queue", queue)
+        found = [one for one in self._board.amounts().found if one.queue == queue]
+        return _queue_view(self._board.policies.queue(queue), found)
+
+    def _queues(self) -> QueueList:
+        amounts, policies = self._board.amounts(), self._board.policies
+        by_queue: dict[str, list[Amount]] = {one.queue: [] for one in policies.queues()}
+        for amount in amounts.found:
+            by_queue.setdefault(amount.queue, []).append(amount)
+        views = [_queue_view(policies.queue(name), found) for name, found in sorted(by_queue.items())]
+        return QueueList(queues=views, shards_heard=amounts.heard, shards=amounts.shards)
+
+    def _set_paused(self, queue: str, reason: str | None, *, is_paused: bool) -> Steps[QueueView]:
+        _check_name("queue", queue)
+        check_reason(reason)
+        before = self._board.policies.queue(queue)
+        if (before.is_paused, before.pause_reason) != (is_paused, reason):
+            fields = {"is_paused": is_paused, "pause_reason": reason, "set_at": self._clock.now_us()}
+            after: QueuePolicy = msgspec.structs.replace(before, **fields)
+            yield from read(lambda: self._board.say(after))
+        return self._queue(queue)
+
+    def _tenant(self, tenant_id: str) -> TenantView:
+        _check_name("tenant_id", tenant_id)
+        found = [one for one in self._board.amounts().found if one.tenant_id == tenant_id]
+        return _tenant_view(self._board.policies.tenant(tenant_id), found)
+
+    def _tenants(self) -> TenantList:
+        amounts, policies = self._board.amounts(), self._board.policies
+        by_tenant: dict[str, list[Amount]] = {one.tenant_id: [] for one in policies.tenants()}
+        for amount in amounts.found:
+            if amount.tenant_id:
+                by_tenant.setdefault(amount.tenant_id, []).append(amount)
+        views = [_tenant_view(policies.tenant(name), found) for name, found in sorted(by_tenant.items())]
+        return TenantList(tenants=views, shards_heard=amounts.heard, shards=amounts.shards)
+
+    def _set_weight(self, tenant_id: str, weight: int) -> Steps[TenantView]:
+        _check_name("tenant_id", tenant_id)
+        if not 1 <= weight <= WEIGHT_MAX:
+            raise invalid("weight", f"is {weight}", f"1 to {WEIGHT_MAX:,}")
+        before = self._board.policies.tenant(tenant_id)
+        if before.weight != weight:
+            after: TenantPolicy = msgspec.structs.replace(before, weight=weight, set_at=self._clock.now_us())
+            yield from read(lambda: self._board.say(after))
+        return self._tenant(tenant_id)
+
+
+def _check_name(field: str, name: str) -> None:
+    if not is_name(name):
+        raise invalid(field, "is not accepted", NAME_RULE)
+
+
+def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
+    pending, running, started_per_s, oldest_at = _sum(found)
+    return QueueView(
+        queue=policy.queue,
+        is_paused=policy.is_paused,
+        pause_reason=policy.pause_reason,
+        set_at=_instant(policy.set_at),
+        pending=pending,
+        running=running,
+        backlog=pending + running,
+        started_per_s=started_per_s,
+        oldest_at=oldest_at,
+        priorities=[_priority_view(priority, found) for priority in Priority],
+    )
+
+
+def _priority_view(priority: Priority, amounts: Sequence[Amount]) -> PriorityView:
+    pending, running, started_per_s, oldest_at = _sum([one for one in amounts if one.priority is priority])
+    return PriorityView(
+        priority=priority, pending=pending, running=running, started_per_s=started_per_s, oldest_at=oldest_at
+    )
+
+
+def _tenant_view(policy: TenantPolicy, found: Sequence[Amount]) -> TenantView:
+    pending, running, started_per_s, _ = _sum(found)
+    return TenantView(
+        tenant_id=policy.tenant_id,
+        weight=policy.weight,
+        set_at=_instant(policy.set_at),
+        pending=pending,
+        running=running,
+        started_per_s=started_per_s,
+    )
+
+
+def _sum(amounts: Sequence[Amount]) -> tuple[int, int, float, str | None]:
+    oldest_at = min((one.oldest_at for one in amounts if one.oldest_at is not None), default=0)
+    return (
+        sum(one.pending for one in amounts),
+        sum(one.running for one in amounts),
+        round(sum(one.started_per_s for one in amounts), 1),
+        _instant(oldest_at),
+    )
+
+
+def _instant(at: int) -> str | None:
+    return format_instant(at) if at else None

@@ -1,0 +1,126 @@
+"""Queues and tenants over REST, over a running engine: what is said holds at once, and what is wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from schemas.messages import Status, Task
+from tests.cases.test_surface import fields_of, problem
+from tests.unit.surface import SHARDS, Caller, Surface, fresh_name, running
+
+QUEUES, TENANTS, TASKS = "/api/v1/queues", "/api/v1/tenants", "/api/v1/tasks"
+
+
+@pytest.fixture(scope="module")
+def surface() -> Iterator[Surface]:
+    with running() as surface:
+        yield surface
+
+
+@pytest.fixture(scope="module")
+def call(surface: Surface) -> Iterator[Caller]:
+    caller = Caller(surface.api)
+    yield caller
+    caller.close()
+
+
+def ok(call: Caller, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+    response = call(method, path, **arguments)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def submit(call: Caller, queue: str, tenant_id: str = "t", **fields: Any) -> str:
+    body = {"task_type": "a", "queue": queue, "metadata": {"tenant_id": tenant_id}, **fields}
+    response = call("POST", TASKS, json=body)
+    assert response.status_code == 202, response.text
+    return str(response.json()["task_id"])
+
+
+def is_out(surface: Surface, task_id: str) -> bool:
+    return any(host.shard._dispatch.is_out(task_id) for host in surface.runtime.hosts.values())
+
+
+def is_pending(surface: Surface, task_id: str) -> bool:
+    task = surface.runtime.live(task_id)
+    return isinstance(task, Task) and task.status is Status.PENDING
+
+
+def test_tasks_of_a_paused_queue_wait_and_others_go_on(surface: Surface, call: Caller) -> None:
+    queue, other = fresh_name("q"), fresh_name("q")
+    paused = ok(call, "POST", f"{QUEUES}/{queue}/pause", json={"reason": "the mail server is down"})
+    assert (paused["is_paused"], paused["pause_reason"]) == (True, "the mail server is down")
+    surface.until(lambda: surface.runtime.policies.is_paused(queue))
+    held, free = submit(call, queue), submit(call, other)
+    surface.until(lambda: is_out(surface, free))
+    surface.until(lambda: is_pending(surface, held))
+    assert not is_out(surface, held)
+    resumed = ok(call, "POST", f"{QUEUES}/{queue}/resume")
+    assert (resumed["is_paused"], resumed["pause_reason"]) == (False, None)
+    surface.until(lambda: is_out(surface, held))
+
+
+def test_the_same_word_twice_changes_nothing(call: Caller) -> None:
+    queue = fresh_name("q")
+    first = ok(call, "POST", f"{QUEUES}/{queue}/pause")
+    again = ok(call, "POST", f"{QUEUES}/{queue}/pause", json={"reason": None})
+    assert again["set_at"] == first["set_at"]
+    never = ok(call, "POST", f"{QUEUES}/{fresh_name('q')}/resume")
+    assert never["set_at"] is None
+
+
+def test_a_queue_shows_what_waits_and_runs_by_priority(surface: Surface, call: Caller) -> None:
+    queue = fresh_name("q")
+    submit(call, queue, priority="high")
+    low = submit(call, queue, priority="low")
+    surface.begin(low)
+
+    def seen() -> tuple[int, int]:
+        view = ok(call, "GET", f"{QUEUES}/{queue}")
+        return view["pending"], view["running"]
+
+    surface.until(lambda: seen() == (1, 1))
+    view = ok(call, "GET", f"{QUEUES}/{queue}")
+    assert view["backlog"] == 2
+    assert {one["priority"]: one["pending"] for one in view["priorities"]} == {"high": 1, "medium": 0, "low": 0}
+    assert view["oldest_at"] is not None
+    listed = ok(call, "GET", QUEUES)
+    assert queue in [one["queue"] for one in listed["queues"]]
+    assert (listed["shards_heard"], listed["shards"]) == (SHARDS, SHARDS)
+
+
+def test_a_tenant_gets_the_weight_that_is_set(surface: Surface, call: Caller) -> None:
+    tenant = fresh_name("tenant")
+    assert ok(call, "GET", f"{TENANTS}/{tenant}")["weight"] == 1
+    assert ok(call, "PUT", f"{TENANTS}/{tenant}", json={"weight": 7})["weight"] == 7
+    surface.until(lambda: surface.runtime.policies.weight_of(tenant) == 7)
+    assert tenant in [one["tenant_id"] for one in ok(call, "GET", TENANTS)["tenants"]]
+
+
+@pytest.mark.parametrize("weight", [0, -1, 1_001, 10**30, 1.5, "5", None, True])
+def test_a_weight_that_is_none_is_refused_with_what_is_allowed(call: Caller, weight: object) -> None:
+    told = problem(call("PUT", f"{TENANTS}/t", json={"weight": weight}), 422)
+    assert fields_of(told) == {"weight"}
+    assert "1 to 1,000" in told["errors"][0]["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", f"{QUEUES}/a%20b/pause", None, "queue"),
+        ("POST", f"{QUEUES}/{'q' * 129}/resume", None, "queue"),
+        ("POST", f"{QUEUES}/q/pause", {"reason": 5}, "reason"),
+        ("POST", f"{QUEUES}/q/pause", {"reason": "x" * 2_000}, "reason"),
+        ("POST", f"{QUEUES}/q/pause", {"why": "x"}, "why"),
+        ("POST", f"{QUEUES}/q/resume", {"reason": "x"}, "reason"),
+        ("PUT", f"{TENANTS}/a%20b", {"weight": 1}, "tenant_id"),
+        ("PUT", f"{TENANTS}/t", {"weight": 1, "rate": 1}, "rate"),
+        ("GET", f"{QUEUES}?limit=5", None, "limit"),
+    ],
+)
+def test_what_is_wrong_is_named(call: Caller, method: str, path: str, body: object, field: str) -> None:
+    arguments = {} if body is None else {"json": body}
+    assert fields_of(problem(call(method, path, **arguments), 422)) == {field}

@@ -1,0 +1,142 @@
+"""The commands for queues and tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from scheduler.core.policies import WEIGHT_MAX
+from scheduler.queue_service import QueueView, TenantView
+from schemas.ids import NAME_RULE, is_name
+from tidewheel.cli.arguments import Debug, Json, Server
+from tidewheel.cli.client import LOCAL, connected_to
+from tidewheel.cli.edge import Exit, note, print_json, usage
+from tidewheel.cli.lazy import group
+from tidewheel.cli.listing import each, now_us
+from tidewheel.terminal import console, plain, relative, show
+
+Names = Annotated[list[str], typer.Argument(metavar="QUEUE…", show_default=False)]
+
+
+def list_queues(server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Show what waits and runs in each queue, and which are paused."""
+    with connected_to(server) as connected:
+        found = connected.ask(connected.backend.queues.queues())
+    if json:
+        print_json(found)
+        return Exit.OK
+    if found.queues:
+        show(console(), _queue_table(found.queues))
+    else:
+        note("nothing waits or runs, and no queue is paused")
+    _tell_missing(found.shards_heard, found.shards)
+    return Exit.OK
+
+
+def pause(
+    queues: Names,
+    reason: Annotated[str | None, typer.Option(help="Shown to whoever looks at the queue.")] = None,
+    server: Server = LOCAL,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Let tasks of queues wait until they are resumed. What runs goes on."""
+    with connected_to(server) as connected:
+        act = connected.backend.queues.pause
+        return each(queues, lambda name: connected.ask(act(name, reason=reason)), _line, json, checked=_queue_name)
+
+
+def resume(queues: Names, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Let tasks of queues go out again."""
+    with connected_to(server) as connected:
+        act = connected.backend.queues.resume
+        return each(queues, lambda name: connected.ask(act(name)), _line, json, checked=_queue_name)
+
+
+def list_tenants(server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Show what waits and runs of each tenant, and its share of the starts."""
+    with connected_to(server) as connected:
+        found = connected.ask(connected.backend.queues.tenants())
+    if json:
+        print_json(found)
+        return Exit.OK
+    if found.tenants:
+        show(console(), _tenant_table(found.tenants))
+    else:
+        note("nothing waits or runs, and no tenant has a weight")
+    _tell_missing(found.shards_heard, found.shards)
+    return Exit.OK
+
+
+def weight(
+    tenant_id: Annotated[str, typer.Argument(metavar="TENANT", show_default=False)],
+    value: Annotated[int, typer.Argument(metavar="WEIGHT", help=f"From 1 to {WEIGHT_MAX:,}.", show_default=False)],
+    server: Server = LOCAL,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Let a tenant have another share of the starts, also of what waits already."""
+    with connected_to(server) as connected:
+        found = connected.ask(connected.backend.queues.set_weight(tenant_id, value))
+    if json:
+        print_json(found)
+    else:
+        show(console(), Text(f"✔ {plain(found.tenant_id)} has the weight {found.weight:,}"))
+    return Exit.OK
+
+
+def _queue_name(name: str) -> str:
+    if not is_name(name):
+        raise usage("QUEUE", "is not accepted", NAME_RULE)
+    return name
+
+
+def _line(view: QueueView) -> Text:
+    state = ("‖ paused", "yellow") if view.is_paused else ("● open  ", "green")
+    return Text.assemble(state, f"  {plain(view.queue)}", (f"  {view.pending:,} wait, {view.running:,} run", "dim"))
+
+
+def _queue_table(queues: Sequence[QueueView]) -> Table:
+    table = _table("QUEUE", "", "WAIT", "RUN", "STARTS/S", "OLDEST", "HIGH/MEDIUM/LOW")
+    now = now_us()
+    for one in queues:
+        by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
+        state = Text("‖ paused", "yellow") if one.is_paused else Text("● open", "green")
+        if one.pause_reason:
+            state.append(f": {plain(one.pause_reason)}", "dim")
+        oldest = "" if one.oldest_at is None else relative(one.oldest_at, now)
+        counts = (f"{one.pending:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
+        table.add_row(plain(one.queue), state, *counts, oldest, by_priority)
+    return table
+
+
+def _tenant_table(tenants: Sequence[TenantView]) -> Table:
+    table = _table("TENANT", "WEIGHT", "WAIT", "RUN", "STARTS/S")
+    for one in tenants:
+        counts = (f"{one.weight:,}", f"{one.pending:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
+        table.add_row(plain(one.tenant_id), *counts)
+    return table
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for header in headers:
+        is_number = header in ("WEIGHT", "WAIT", "RUN", "STARTS/S")
+        table.add_column(header, justify="right" if is_number else "left", no_wrap=header != "")
+    return table
+
+
+def _tell_missing(heard: int, shards: int) -> None:
+    if heard < shards:
+        note(f"→ counts of {heard} of {shards} shards: the others were not heard of lately")
+
+
+queues = group(
+    "Queues: what waits and runs in them; pause and resume them.",
+    {"list": list_queues, "pause": pause, "resume": resume},
+)
+tenants = group("Tenants: what waits and runs of them, and their shares.", {"list": list_tenants, "weight": weight})
