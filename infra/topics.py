@@ -15,6 +15,7 @@ from schemas.errors import Fatal
 from schemas.topics import (
     POLICIES,
     REPLIES,
+    SHARD_MESSAGES,
     SHARD_STATE,
     SHARD_STATS,
     TASK_EVENTS,
@@ -210,6 +211,7 @@ def _shared_topics(sizes: ClusterSizes) -> tuple[TopicSpec, ...]:
         _volatile(READY_PREFIX, sizes.ready_partitions, copies, of_ready, is_prefix=True),
         _volatile(WORKER_SIGNALS, 1, copies, of_effects),
         _volatile(REPLIES, sizes.reply_partitions, copies, of_effects),
+        _volatile(SHARD_MESSAGES, sizes.shards, copies, of_effects),
         invalid,
         _volatile(SHARD_STATS, 1, copies, _settings(sizes, None, event_bytes, _COMPACTION)),
         TopicSpec(

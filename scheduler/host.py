@@ -42,6 +42,7 @@ from schemas.messages import (
     ScheduleFired,
     ScheduleFlagged,
     ShardCheckpoint,
+    ShardMessage,
     ShardOpened,
     TaskRejected,
     TaskReleased,
@@ -49,6 +50,7 @@ from schemas.messages import (
 from schemas.topics import (
     INPUT_TOPICS,
     REPLIES,
+    SHARD_MESSAGES,
     SHARD_STATS,
     TASK_EVENTS,
     TASK_REQUESTS,
@@ -567,6 +569,9 @@ class ShardHost:
     def _decide(self, inputs: Sequence[Record], now: int) -> Effects:
         effects = Effects.none()
         for record in inputs:
+            if record.topic == SHARD_MESSAGES:
+                effects.extend(self._hear(record, now))
+                continue
             held = self._held.get(record.topic)
             if held is not None and held.until is not None:
                 continue  # comes again
@@ -580,7 +585,20 @@ class ShardHost:
         if self._slots is not None:
             effects.extend(self._slots.read(now))
         effects.extend(self.shard.fire_timers(now))
+        effects.extend(self.shard.decide_limits(now))
         return effects
+
+    def _hear(self, record: Record, now: int) -> Effects:
+        """What the owner of another shard says. What cannot be read is as if it were lost: it is said again."""
+        try:
+            message = self._codec.decode(record.value)
+        except (DecodeError, Retriable) as error:
+            _log.warning("message of a shard cannot be read", shard=self.shard_id, reason=str(error))
+            return Effects.none()
+        if not isinstance(message, ShardMessage):
+            _log.warning("no message of a shard", shard=self.shard_id, found=type(message).__name__)
+            return Effects.none()
+        return self.shard.handle(message, Source(record.topic, record.offset), now)
 
     def _decide_input(self, record: Record, now: int) -> Effects:
         position = self.shard.state.positions.get(record.topic, 0)
@@ -620,7 +638,7 @@ class ShardHost:
 
     def _append(self, effects: Effects, now: int) -> None:
         checkpoint = self._maybe_capture(now)
-        if effects.events or effects.replies or effects.signals or checkpoint:
+        if any(effects) or checkpoint:
             self._unsent = _Batch(effects, checkpoint)
 
     def _send_unsent(self) -> None:
@@ -691,7 +709,7 @@ class ShardHost:
 
     def _release(self, batch: _Batch) -> None:
         effects = batch.effects
-        self.shard.acknowledged(effects.events, self._next_offset - 1)
+        self.shard.acknowledged(effects.events, self._next_offset - 1, self._now)
         self._note_lateness(effects.events)
         self._tell_flagged(effects.events)
         by_gateway: dict[int, list[Reply]] = {}
@@ -703,6 +721,7 @@ class ShardHost:
         for gateway, replies in by_gateway.items():
             entries.append(Entry(REPLIES, gateway, None, encode(Replies(replies=tuple(replies)))))
         entries += [Entry(WORKER_SIGNALS, 0, one.worker_id.encode(), encode(one)) for one in effects.signals]
+        entries += [Entry(SHARD_MESSAGES, shard, None, encode(message)) for shard, message in effects.messages]
         if entries:
             self._outbox.append(_Parcel(entries))
         owed = [entry for event in effects.events for entry in self._owed_by(event)]

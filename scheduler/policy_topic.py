@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import structlog
 
-from scheduler.core.policies import POLICIES_MAX, Policies
+from scheduler.core.policies import Policies
 from scheduler.ports import Entry, Log, MessageCodec, TopicPartition
 from schemas.errors import DecodeError, Retriable
-from schemas.messages import Policy, QueuePolicy, TenantPolicy
+from schemas.messages import LimitPolicy, Policy, QueuePolicy, TenantPolicy
 from schemas.topics import POLICIES
 
 TAKE_MAX = 1_000
@@ -19,8 +19,17 @@ _log = structlog.get_logger(__name__)
 
 def policy_entry(policy: Policy, codec: MessageCodec) -> Entry:
     """The record of a policy. Its key is what it is about: compaction keeps the last one of each."""
-    about = f"queue/{policy.queue}" if isinstance(policy, QueuePolicy) else f"tenant/{policy.tenant_id}"
-    return Entry(*_PARTITION, about.encode(), codec.encode(policy))
+    return Entry(*_PARTITION, _about(policy).encode(), codec.encode(policy))
+
+
+def _about(policy: Policy) -> str:
+    match policy:
+        case QueuePolicy():
+            return f"queue/{policy.queue}"
+        case TenantPolicy():
+            return f"tenant/{policy.tenant_id}"
+        case LimitPolicy():
+            return f"limit/{policy.name}"
 
 
 class PolicyFollower:
@@ -65,10 +74,10 @@ class PolicyFollower:
         except DecodeError as error:  # of a newer release, or nobody's: what was said before goes on to hold
             _log.error("a policy cannot be read", offset=offset, reason=str(error))
             return
-        if not isinstance(message, QueuePolicy | TenantPolicy):
+        if not isinstance(message, Policy):
             _log.error("that is no policy", offset=offset, found=type(message).__name__)
-        elif not self.policies.put(message):
-            _log.error("a policy is left out: there are too many", offset=offset, at_most=POLICIES_MAX)
+        elif problem := self.policies.put(message):
+            _log.error("a policy is left out", offset=offset, reason=problem)
 
     def close(self) -> None:
         """Stop reading; idempotent."""

@@ -23,7 +23,15 @@ from schemas.codec import Codec
 from schemas.errors import Fatal
 from schemas.ids import shard_of
 from schemas.messages import EndedTask, Schedule, Status, Task
-from schemas.topics import INPUT_TOPICS, REPLIES, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
+from schemas.topics import (
+    INPUT_TOPICS,
+    REPLIES,
+    SHARD_MESSAGES,
+    TASK_REPORTS,
+    TASK_REQUESTS,
+    TASK_REQUESTS_INVALID,
+    delay_topic,
+)
 from schemas.wheel import WheelShape
 
 WAIT_S_MAX = 0.5  # a loop without news turns at least so often: for the assignment, and for clocks set back
@@ -52,7 +60,7 @@ class SchedulerRuntime:
             log.partitions(topic)  # what hosts ask for is asked for here, where a log that is away is waited for
         self._check_wheel(settings.shard.wheel)
         self._following = PolicyFollower(log, codec)
-        self._member: Member = log.member(GROUP, INPUT_TOPICS)
+        self._member: Member = log.member(GROUP, (*INPUT_TOPICS, SHARD_MESSAGES))
         self._hosts: dict[int, ShardHost] = {}
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._drained_at = 0  # when all inputs that were there had been taken
@@ -143,6 +151,9 @@ class SchedulerRuntime:
         assigned = self._member.assigned()
         if assigned == self._assigned:
             return
+        for partition in sorted(assigned - self._assigned):
+            if partition.topic == SHARD_MESSAGES:  # what was said before is of no use
+                self._member.seek(partition, self._log.end_offset(partition))
         self._assigned = assigned
         owned = {partition for topic, partition in assigned if topic == TASK_REQUESTS}
         owned &= {partition for topic, partition in assigned if topic == TASK_REPORTS}

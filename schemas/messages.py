@@ -901,6 +901,21 @@ class ScheduleFlagged(Message, frozen=True, kw_only=True):
     problem: str
 
 
+class LimitGrant(Message, frozen=True, kw_only=True):
+    """Attempts of one shard that a limit lets go."""
+
+    shard: int
+    attempts: tuple[str, ...]
+
+
+class LimitChanged(Message, frozen=True, kw_only=True):
+    """Who holds what of a limit's key (the entity) from now on. It comes to the same however often it is folded."""
+
+    used: tuple[str, ...] = ()
+    returned: tuple[str, ...] = ()
+    granted: tuple[LimitGrant, ...] = ()
+
+
 EventBody: TypeAlias = (
     TaskSubmitted
     | TaskReleased
@@ -929,6 +944,7 @@ EventBody: TypeAlias = (
     | ScheduleBackfilled
     | ScheduleSkipped
     | ScheduleFlagged
+    | LimitChanged
 )
 
 
@@ -979,7 +995,88 @@ class TenantPolicy(Message, frozen=True, kw_only=True):
     weight: int = 1
 
 
-Policy: TypeAlias = QueuePolicy | TenantPolicy
+class LimitStrategy(StrEnum):
+    """What is done when one more attempt comes than a limit of concurrency allows."""
+
+    WAIT = "wait"
+    CANCEL_OLDEST = "cancel_oldest"
+    REJECT = "reject"  # the one that comes is cancelled
+    UNKNOWN = "unknown"
+
+
+class LimitPolicy(Message, frozen=True, kw_only=True):
+    """How many attempts may start in a period, or run at a time; `scheduler.core.limit_keys` tells what is allowed."""
+
+    name: str
+    set_at: int
+    count: int
+    key: str = ""
+    where: dict[str, str] = {}
+    period_ms: int | None = None
+    burst: int | None = None
+    strategy: LimitStrategy = LimitStrategy.WAIT
+    is_removed: bool = False
+
+
+Policy: TypeAlias = QueuePolicy | TenantPolicy | LimitPolicy
+
+
+# --- what shards tell each other (topic shard-messages) ---------------------------------------------------------------
+
+
+class LimitWordKind(StrEnum):
+    """What is said of attempts; the first two to the home of a key, the others from it."""
+
+    USED = "used"
+    RETURNED = "returned"
+    GRANTED = "granted"
+    CHECK = "check"
+    CANCEL = "cancel"
+    UNKNOWN = "unknown"
+
+
+class LimitWord(Message, frozen=True, kw_only=True):
+    """What one shard tells another of attempts (`<task id>:<number>`) and one key."""
+
+    kind: LimitWordKind
+    key: str
+    attempts: tuple[str, ...]
+
+
+class LimitWish(Message, frozen=True, kw_only=True):
+    """An attempt that waits for a limit."""
+
+    attempt: str
+    priority: Priority
+
+
+class LimitAsk(Message, frozen=True, kw_only=True):
+    """What a shard wants of the home of a key: all of it, or more than before."""
+
+    key: str
+    is_whole: bool
+    wishes: tuple[LimitWish, ...]
+
+
+class ShardMessage(Message, frozen=True, kw_only=True):
+    """What the owner of one shard tells the owner of another. It may be lost: what matters is said again."""
+
+    shard: int
+    epoch: int
+    number: int
+    heard_epoch: int = 0
+    heard: int = 0
+    words: tuple[LimitWord, ...] = ()
+    asks: tuple[LimitAsk, ...] = ()
+
+
+class LimitHeld(Message, frozen=True, kw_only=True):
+    """A limit's key as a checkpoint keeps it. `level` is in tokens times `period_us`; both 0 for concurrency."""
+
+    key: str
+    holders: dict[str, int] = {}
+    level: int = 0
+    period_us: int = 0
 
 
 class QueueStats(Message, frozen=True, kw_only=True):
@@ -990,6 +1087,7 @@ class QueueStats(Message, frozen=True, kw_only=True):
     tenant_id: str
     pending: int
     running: int
+    throttled: int = 0
     started: int
     oldest_at: int | None = None
 

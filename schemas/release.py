@@ -47,6 +47,9 @@ TOP_LEVEL = (
     "QueuePolicy",
     "TenantPolicy",
     "ShardStats",
+    "LimitPolicy",
+    "LimitHeld",
+    "ShardMessage",
 )
 
 

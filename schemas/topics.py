@@ -11,7 +11,8 @@ TASK_EVENTS = "task-events"  # one partition a shard: the commit log
 SHARD_STATE = "shard-state"  # one partition a shard: checkpoints; on brokers only
 WORKER_SIGNALS = "worker-signals"  # every worker reads all of it
 SHARD_STATS = "shard-stats"  # what waits and runs in each shard, each second; key = shard
-POLICIES = "policies"  # what operators say of queues and tenants: all schedulers and API processes read all of it
+POLICIES = "policies"  # what operators say of queues, tenants, limits: schedulers and API processes read all of it
+SHARD_MESSAGES = "shard-messages"  # one partition a shard: what the owners of other shards tell its owner
 REPLIES = "replies"  # one partition a gateway
 INPUT_TOPICS = (TASK_REQUESTS, TASK_REPORTS)
 

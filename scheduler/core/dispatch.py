@@ -14,10 +14,11 @@ has now. While it has none its tasks wait, and nobody else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue
+from scheduler.core.gate import DepthKey, Gate
 from scheduler.core.policies import Policies
 from scheduler.core.timers import Timers
 from schemas.messages import Priority, Task
@@ -61,7 +62,6 @@ class _Lane:
 
 
 LaneKey = tuple[str, str]  # queue, task type
-DepthKey = tuple[str, Priority, str]  # queue, priority, tenant
 PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
 
 
@@ -79,7 +79,9 @@ class Dispatch:
     """The pending tasks of a shard, and those of them that are out but not started."""
 
     def __init__(self, policies: Policies) -> None:
+        self.gate = Gate(policies)
         self._policies = policies
+        self._gate_version = policies.gate_version
         self._lanes: dict[LaneKey, _Lane] = {}
         self._place: dict[str, LaneKey] = {}
         self._out: dict[str, _Out] = {}
@@ -87,11 +89,25 @@ class Dispatch:
         self._load: dict[tuple[str, Priority], list[int]] = {}
         self._look_at: int | None = None  # when to look again at topics that could not be written
 
-    def offer(self, task: Task) -> None:
+    def offer(self, task: Task, now: int) -> None:
         """A task became pending, durably. One that is out already is offered anew (it was updated)."""
         self.forget(task.task_id)
+        if self.gate.admits(task, now):
+            self.admit(task)
+
+    def admit(self, task: Task) -> None:
+        """All limits let it go."""
         spec = task.spec
         self._wait((spec.queue, spec.task_type), spec.priority, task, is_first=False)
+
+    def follow_policies(self, tasks: Mapping[str, Task], now: int) -> None:
+        """Let limits, and what was paused, hold as they are said now for all that is not out yet."""
+        if self._gate_version == self._policies.gate_version:
+            return
+        self._gate_version = self._policies.gate_version
+        offered = [task for task_id in self._place if self.gate.concerns(task := tasks[task_id])]
+        for task in [*self.gate.take_all(), *offered]:
+            self.offer(task, now)
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
@@ -101,6 +117,7 @@ class Dispatch:
             lane.waiting.remove(task_id)
             self._drop_if_idle(key, lane)
         self._take_in(task_id)
+        self.gate.forget(task_id)
 
     def is_out(self, task_id: str) -> bool:
         """Whether a ready record of the task was sent that nobody started or gave back yet."""
@@ -171,6 +188,7 @@ class Dispatch:
             for priority, tenant_id, count in lane.waiting.depth():
                 counts[queue, priority, tenant_id] += count
         counts.update((out.lane[0], out.priority, out.tenant_id) for out in list(self._out.values()))
+        counts.update(self.gate.depth())
         return counts
 
     def oldest(self) -> Iterator[tuple[DepthKey, str]]:
@@ -178,6 +196,7 @@ class Dispatch:
         for (queue, _), lane in self._lanes.items():
             for priority, tenant_id, task_id in lane.waiting.oldest():
                 yield (queue, priority, tenant_id), task_id
+        yield from self.gate.oldest()
 
     def _pick_resends(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         picked = []
@@ -214,6 +233,7 @@ class Dispatch:
         self._count_out(out, 1)
         self._out[task_id] = out
         self._resends.set(task_id, out.resend_at)
+        self.gate.note_out(task_id)
         return partition
 
     def _take_in(self, task_id: str) -> _Out | None:

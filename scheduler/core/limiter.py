@@ -7,8 +7,8 @@ A limit is about attempts. A **rate** lends a token to an attempt, and takes it 
 **Why the bucket is exact.** Let attempts start at s_i, and the home hear of it at c_i >= s_i. What is held and not yet
 heard of counts as taken when a grant is decided, and refills from c_i on, not from the grant. Take any interval that
 begins with a start at s_a and has the length T, and the last start s_b in it, granted at g_b <= s_b. At s_a the level
-was at most the burst, and none of a..b was taken off it before, since c_i >= s_i >= s_a. At g_b all of them are taken off,
-or held. So b - a + 1 <= burst + rate * (g_b - s_a) <= burst + rate * T, however long messages are under way.
+was at most the burst, and none of a..b was taken off it before, since c_i >= s_i >= s_a. At g_b all of them are taken
+off, or held. So b - a + 1 <= burst + rate * (g_b - s_a) <= burst + rate * T, however long messages are under way.
 """
 
 from __future__ import annotations
@@ -18,53 +18,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue, equal_weights
-from schemas.messages import Priority
+from scheduler.core.limit_keys import Concurrency, Rate, Rule
+from schemas.messages import LimitChanged, LimitGrant, LimitHeld, LimitStrategy, LimitWish
 from schemas.priorities import WEIGHTS
 
+CHECK_US = (
+    10_000_000  # who holds something for so long is asked whether it is still needed; then after twice as long, …
+)
+CHECK_US_MAX = 300_000_000  # … up to this: so long at most a permit is lost whose return was lost
 _ALL = tuple(WEIGHTS)
 
+CHANGES_MAX = 2_000  # attempts of one kind in one decision: its event must not outgrow a record
 
-class Rate(NamedTuple):
-    """So many starts in a period, and so many at once after a rest."""
-
-    count: int
-    period_us: int
-    burst: int
+RuleOf = Callable[[str], Rule | None]  # of a key; None: there is no such limit, not yet here or no more anywhere
 
 
-class Concurrency(NamedTuple):
-    """So many attempts at a time."""
-
-    count: int
-
-
-Rule = Rate | Concurrency
-RuleOf = Callable[[str], Rule | None]  # of a key; None: there is no such limit any more, so that all may go
-
-
-class Wish(NamedTuple):
-    """An attempt that waits for a grant."""
-
-    attempt: str
-    priority: Priority
-
-
-class Grant(NamedTuple):
-    """Attempts of a shard that may go, as far as one key is concerned."""
+class Decided(NamedTuple):
+    """What changed of a key, and whose tasks are to be cancelled for it, each with the shard of its task."""
 
     key: str
-    shard: int
-    attempts: tuple[str, ...]
-
-
-class Held(NamedTuple):
-    """A key as checkpoints keep it. `level` is in tokens times `period_us`, at the instant `at`; 0 of a concurrency."""
-
-    key: str
-    holders: dict[str, int]  # the shard of each attempt
-    level: int
-    period_us: int
-    at: int
+    changed: LimitChanged
+    cancelled: Sequence[tuple[int, str]] = ()
 
 
 class _Bucket:
@@ -72,19 +46,18 @@ class _Bucket:
 
     __slots__ = ("at", "level", "period_us")
 
-    def __init__(self, rate: Rate, now: int) -> None:
-        self.period_us = rate.period_us
-        self.level = rate.burst * rate.period_us
-        self.at = now
+    def __init__(self, level: int, period_us: int, at: int | None) -> None:
+        self.level, self.period_us = level, period_us
+        self.at = at  # None: what passed before the next instant does not count
 
     def fill(self, rate: Rate, now: int) -> int:
         """Add what came since; how many units there are. A clock that went back adds nothing."""
         if rate.period_us != self.period_us:  # the limit was changed
             self.level = self.level * rate.period_us // self.period_us
             self.period_us = rate.period_us
-        if now > self.at:
-            self.level += (now - self.at) * rate.count
-            self.at = now
+        if self.at is not None:
+            self.level += max(0, now - self.at) * rate.tokens
+        self.at = now
         self.level = min(self.level, rate.burst * rate.period_us)
         return self.level
 
@@ -92,16 +65,33 @@ class _Bucket:
 class _Key:
     """One key of a limit."""
 
-    __slots__ = ("bucket", "holders", "wishes", "wishes_of")
+    __slots__ = ("asked", "bucket", "cancelled", "holders", "returned", "used", "wishes")
 
     def __init__(self) -> None:
-        self.holders: dict[str, int] = {}  # oldest first
-        self.bucket: _Bucket | None = None
+        self.holders: dict[str, int] = {}  # the shard of each, oldest first
+        self.bucket: _Bucket | None = None  # None: full
         self.wishes = FairQueue()
-        self.wishes_of: dict[int, tuple[Wish, ...]] = {}
+        self.asked: dict[str, int] = {}  # the shard of each wish, oldest first
+        self.used: list[str] = []  # heard of, and not decided yet
+        self.returned: list[str] = []
+        self.cancelled: set[str] = set()  # holders whose tasks are to be cancelled
 
     def is_idle(self) -> bool:
-        return not self.holders and not self.wishes and self.bucket is None
+        return not (self.holders or self.asked or self.bucket)
+
+    def wish(self, shard: int, wish: LimitWish) -> None:
+        self.asked[wish.attempt] = shard
+        self.wishes.put(wish.attempt, wish.priority, str(shard), 0)
+
+    def unwish(self, attempt: str) -> None:
+        if self.asked.pop(attempt, None) is not None:
+            self.wishes.remove(attempt)
+
+    def release(self, attempts: Iterable[str]) -> int:
+        """How many of them held something, and do not any more."""
+        gone = [attempt for attempt in attempts if self.holders.pop(attempt, None) is not None]
+        self.cancelled.difference_update(gone)
+        return len(gone)
 
 
 class Limiter:
@@ -111,120 +101,214 @@ class Limiter:
         self._rule_of = rule_of
         self._keys: dict[str, _Key] = {}
         self._open: set[str] = set()  # keys to be looked at
-        self._due: list[tuple[int, str]] = []  # a heap: when a token will be there
+        self.touched: set[str] = set()  # keys that a checkpoint must write or remove; whoever takes one clears it
+        self._due: list[tuple[int, str]] = []  # a heap: when a token will be there, or all of them
+        self._checks: list[tuple[int, int, str, str]] = []  # a heap: when, after how long a wait, key, attempt
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
-    def grant(self, grant: Grant, now: int) -> None:
-        """Attempts hold a grant from now on."""
-        key = self._key(grant.key)
-        rule = self._rule_of(grant.key)
-        if isinstance(rule, Rate) and key.bucket is None:
-            key.bucket = _Bucket(rule, now)
-        for attempt in grant.attempts:
-            key.holders[attempt] = grant.shard
-            key.wishes.remove(attempt)
+    def fold(self, name: str, changed: LimitChanged, at: int) -> None:
+        """Take in what was decided, `at` by the clock of whoever did. Once or often: it comes to the same."""
+        key, rule = self._key(name), self._rule_of(name)
+        if isinstance(rule, Rate):
+            if key.bucket is None:
+                key.bucket = _Bucket(rule.burst * rule.period_us, rule.period_us, at)
+            key.bucket.fill(rule, at)
+            key.bucket.level -= key.release(changed.used) * rule.period_us
+        else:
+            key.release(changed.used)
+        key.release(changed.returned)
+        for grant in changed.granted:
+            for attempt in grant.attempts:
+                key.holders[attempt] = grant.shard
+                key.unwish(attempt)
+        self.touched.add(name)
+        if key.is_idle():
+            del self._keys[name]
 
-    def give_back(self, name: str, attempts: Iterable[str], now: int, *, is_used: bool) -> list[str]:
-        """Attempts hold none any more; which of them did. With `is_used` they have started."""
-        key = self._keys.get(name)
-        if key is None:
-            return []
-        gone = [attempt for attempt in attempts if key.holders.pop(attempt, None) is not None]
-        rule = self._rule_of(name)
-        if is_used and isinstance(rule, Rate) and key.bucket is not None:
-            key.bucket.fill(rule, now)
-            key.bucket.level -= len(gone) * rule.period_us
-        self._open.add(name)
-        return gone
+    def change_clock(self) -> None:
+        """What comes next is of another clock: what passed between them is not counted."""
+        for key in self._keys.values():
+            if key.bucket is not None:
+                key.bucket.at = None
 
-    # --- wishes ---------------------------------------------------------------------------------------------------
+    # --- what shards say -----------------------------------------------------------------------------------------
 
-    def ask(self, name: str, shard: int, wishes: Sequence[Wish]) -> list[str]:
-        """What a shard wants of a key now, in its order, instead of what it wanted before; what it has already."""
+    def ask(self, name: str, shard: int, wishes: Sequence[LimitWish], *, is_whole: bool) -> list[str]:
+        """What a shard wants of a key, in its order, more than before or (`is_whole`) instead; what it has already."""
         key = self._key(name)
-        for wish in key.wishes_of.pop(shard, ()):
-            key.wishes.remove(wish.attempt)
-        wanted = tuple({wish.attempt: wish for wish in wishes if wish.attempt not in key.holders}.values())
-        for wish in wanted:
-            key.wishes.put(wish.attempt, wish.priority, str(shard), 0)
-        if wanted:
-            key.wishes_of[shard] = wanted
+        if is_whole:
+            for attempt in [attempt for attempt, of in key.asked.items() if of == shard]:
+                key.unwish(attempt)
+        for wish in wishes:
+            if wish.attempt not in key.holders and wish.attempt not in key.asked:
+                key.wish(shard, wish)
         self._open.add(name)
         return [wish.attempt for wish in wishes if wish.attempt in key.holders]
 
-    def decide(self, now: int) -> list[Grant]:
-        """What can be granted now. It is not yet: fold it with `grant` before the next call."""
+    def hear(self, name: str, attempts: Iterable[str], *, is_used: bool) -> None:
+        """Attempts have started, or hold nothing any more."""
+        key = self._keys.get(name)
+        if key is not None:
+            (key.used if is_used else key.returned).extend(attempts)
+            self._open.add(name)
+
+    def forget_wishes(self, shard: int) -> None:
+        """A shard has a new owner, who asks anew."""
+        for name, key in self._keys.items():
+            for attempt in [attempt for attempt, of in key.asked.items() if of == shard]:
+                key.unwish(attempt)
+                self._open.add(name)
+
+    # --- decisions -----------------------------------------------------------------------------------------------
+
+    def decide(self, now: int) -> list[Decided]:
+        """What changes now; it is folded already."""
         while self._due and self._due[0][0] <= now:
             self._open.add(heapq.heappop(self._due)[1])
-        grants: list[Grant] = []
         names, self._open = sorted(self._open), set()
-        for name in names:
-            if (key := self._keys.get(name)) is not None:
-                grants += self._decide(name, key, now)
-                if key.is_idle():
-                    del self._keys[name]
-        return grants
+        return [decided for name in names if (decided := self._decide(name, now)) is not None]
 
-    def next_at(self) -> int | None:
-        """When `decide` may find something without any news."""
-        if self._open:
-            return 0
-        return self._due[0][0] if self._due else None
+    def _decide(self, name: str, now: int) -> Decided | None:
+        key = self._keys.get(name)
+        if key is None:
+            return None
+        used = self._heard(name, key, key.used)
+        returned = tuple(attempt for attempt in self._heard(name, key, key.returned) if attempt not in used)
+        if used or returned:
+            self.fold(name, LimitChanged(used=used, returned=returned), now)
+            key = self._key(name)
+        granted = self._granted(key, self._room(name, key, now), now, name)
+        if granted:
+            self.fold(name, LimitChanged(granted=granted), now)
+        cancelled = self._to_cancel(name, key)
+        if key.is_idle():
+            self._keys.pop(name, None)
+            self.touched.add(name)
+        if not (used or returned or granted or cancelled):
+            return None
+        return Decided(name, LimitChanged(used=used, returned=returned, granted=granted), cancelled)
 
-    def _decide(self, name: str, key: _Key, now: int) -> Iterator[Grant]:
-        room = self._room(name, key, now)
+    def _heard(self, name: str, key: _Key, attempts: list[str]) -> tuple[str, ...]:
+        """Take out of what was heard as much as one decision may hold, without what concerns nobody."""
+        now_heard = attempts[:CHANGES_MAX]
+        del attempts[:CHANGES_MAX]
+        if attempts:
+            self._open.add(name)
+        return tuple(attempt for attempt in dict.fromkeys(now_heard) if attempt in key.holders)
+
+    def _granted(self, key: _Key, room: int, now: int, name: str) -> tuple[LimitGrant, ...]:
         granted: dict[int, list[str]] = {}
+        if room > CHANGES_MAX:
+            room = CHANGES_MAX
+            self._open.add(name)
         while room > 0 and (chosen := key.wishes.pop(_ALL, equal_weights)) is not None:
-            granted.setdefault(int(chosen.tenant_id), []).append(chosen.task_id)
+            granted.setdefault(key.asked.pop(chosen.task_id), []).append(chosen.task_id)
+            heapq.heappush(self._checks, (now + CHECK_US, CHECK_US, name, chosen.task_id))
             room -= 1
-        return (Grant(name, shard, tuple(attempts)) for shard, attempts in granted.items())
+        return tuple(LimitGrant(shard=shard, attempts=tuple(attempts)) for shard, attempts in granted.items())
 
     def _room(self, name: str, key: _Key, now: int) -> int:
         rule, held = self._rule_of(name), len(key.holders)
         if rule is None:
             key.bucket = None
-            return len(key.wishes)
+            for attempt in list(key.asked):
+                key.unwish(attempt)  # who has heard of a limit that is not known here yet asks again
+            return 0
         if isinstance(rule, Concurrency):
             key.bucket = None  # it may have been a rate before
-            return max(0, rule.count - held)
+            return max(0, rule.permits - held)
         if key.bucket is None:
             return max(0, rule.burst - held)
-        level = key.bucket.fill(rule, now)
-        if level == rule.burst * rule.period_us and not held:
+        level, full = key.bucket.fill(rule, now), rule.burst * rule.period_us
+        if level == full and not held:
             key.bucket = None  # as if there had been none
+            return rule.burst
         room = max(0, level // rule.period_us - held)
+        if not key.asked and not held:
+            heapq.heappush(self._due, (now + -(-(full - level) // rule.tokens), name))  # then it may be forgotten
         missing = (held + room + 1) * rule.period_us - level
         is_filling = held + room < rule.burst  # else the next token comes when one that is held is used, or given back
-        if len(key.wishes) > room and is_filling:
-            heapq.heappush(self._due, (now + -(-missing // rule.count), name))
+        if len(key.asked) > room and is_filling:
+            heapq.heappush(self._due, (now + -(-missing // rule.tokens), name))
         return room
+
+    def _to_cancel(self, name: str, key: _Key) -> list[tuple[int, str]]:
+        """Those that must go for a limit that lets nobody wait. Who holds something is told until it has gone."""
+        rule = self._rule_of(name)
+        if not isinstance(rule, Concurrency) or rule.strategy is LimitStrategy.WAIT or not key.asked:
+            return []
+        losers: list[tuple[int, str]] = []
+        if rule.strategy is LimitStrategy.CANCEL_OLDEST:
+            excess = len(key.holders) + len(key.asked) - rule.permits
+            holders = [(shard, attempt) for attempt, shard in key.holders.items()][:excess]
+            losers = [(shard, attempt) for shard, attempt in holders if attempt not in key.cancelled]
+            key.cancelled.update(attempt for _, attempt in losers)
+            refused = [(shard, attempt) for attempt, shard in key.asked.items()][: max(0, excess - len(key.holders))]
+        else:
+            refused = [(shard, attempt) for attempt, shard in key.asked.items()]
+        for _, attempt in refused:
+            key.unwish(attempt)
+        return losers + refused
+
+    def to_check(self, now: int) -> Iterator[tuple[int, str, str]]:
+        """Those that have held something for long: shard, key, attempt. Is it still needed?"""
+        while self._checks and self._checks[0][0] <= now:
+            _, wait, name, attempt = heapq.heappop(self._checks)
+            key = self._keys.get(name)
+            shard = key.holders.get(attempt) if key is not None else None
+            if key is not None and shard is not None:
+                wait = min(2 * wait, CHECK_US_MAX)
+                heapq.heappush(self._checks, (now + wait, wait, name, attempt))
+                if attempt in key.cancelled:  # it is to be told again
+                    key.cancelled.discard(attempt)
+                    self._open.add(name)
+                yield shard, name, attempt
+
+    def held_by(self, shard: int) -> Iterator[tuple[str, str]]:
+        """What a shard holds: key, attempt."""
+        for name, key in self._keys.items():
+            for attempt, of in key.holders.items():
+                if of == shard:
+                    yield name, attempt
+
+    def look_again(self) -> None:
+        """Limits were changed: look at all keys."""
+        self._open.update(self._keys)
+
+    def next_at(self) -> int | None:
+        """When `decide` or `to_check` may find something without any news."""
+        if self._open:
+            return 0
+        instants = [heap[0][0] for heap in (self._due, self._checks) if heap]
+        return min(instants, default=None)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def held(self, name: str) -> Held | None:
+    def held(self, name: str) -> LimitHeld | None:
         """A key as a checkpoint is to keep it; None: it is as if nobody had ever asked."""
         key = self._keys.get(name)
-        if key is None or (not key.holders and key.bucket is None):
+        if key is None or not (key.holders or key.bucket):
             return None
-        bucket = key.bucket
-        level, period_us, at = (bucket.level, bucket.period_us, bucket.at) if bucket else (0, 0, 0)
-        return Held(name, dict(key.holders), level, period_us, at)
+        level, period_us = (key.bucket.level, key.bucket.period_us) if key.bucket else (0, 0)
+        return LimitHeld(key=name, holders=dict(key.holders), level=level, period_us=period_us)
 
-    def restore(self, held: Held) -> None:
-        """Take a key from a checkpoint."""
+    def restore(self, held: LimitHeld) -> None:
+        """Take a key from a checkpoint. `on_loaded` follows."""
         key = self._key(held.key)
         key.holders = dict(held.holders)
         if held.period_us:
-            key.bucket = _Bucket(Rate(0, held.period_us, 0), held.at)
-            key.bucket.level = held.level
+            key.bucket = _Bucket(held.level, held.period_us, None)
 
-    def holders(self, shard: int) -> Iterator[tuple[str, list[str]]]:
-        """What a shard holds, by key."""
-        for name, key in self._keys.items():
-            attempts = [attempt for attempt, of in key.holders.items() if of == shard]
-            if attempts:
-                yield name, attempts
+    def on_loaded(self, now: int) -> None:
+        """All facts are known: from here on time counts, and whoever holds something is asked whether it is needed."""
+        self.change_clock()
+        checks = [(now, CHECK_US, name, attempt) for name, key in self._keys.items() for attempt in key.holders]
+        self._checks = checks
+        self.look_again()
 
     def _key(self, name: str) -> _Key:
         key = self._keys.get(name)

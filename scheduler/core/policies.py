@@ -1,33 +1,70 @@
-"""What operators say of queues and tenants, as decisions see it. It may change at any time, under what waits already.
+"""What operators say of queues, tenants and limits, as decisions see it. It may change at any time, under what waits.
 
-No fold depends on it: what was decided by a policy is in the event, so a replay under another one gives the same state.
+No fold of a task depends on it: what was decided by a policy is in the event, so a replay under another one gives the
+same tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
-from schemas.messages import Policy, QueuePolicy, TenantPolicy
+from scheduler.core.limit_keys import Limit, LimitProblem, Rate, Rule, limit_of, name_of
+from schemas.messages import LimitPolicy, Policy, QueuePolicy, TaskSpec, TenantPolicy
+
+P = TypeVar("P", bound=Policy)
 
 WEIGHT_MAX = 1_000  # of a tenant: more would let one with the weight 1 wait for too long
-POLICIES_MAX = 10_000  # queues and tenants of which something is said: all of it is in the memory of each process
+POLICIES_MAX = 10_000  # queues, tenants and limits of which something is said: all of it is in each process's memory
+LIMITS_MAX = 100  # each task is held against all of them
 
 
 class Policies:
     """What holds now. Changed by one thread; read by any."""
 
     def __init__(self) -> None:
+        self.gate_version = 0  # counts changes of what is let go at all: limits, and queues that are paused or resumed
         self._queues: dict[str, QueuePolicy] = {}
         self._tenants: dict[str, TenantPolicy] = {}
+        self._limits: dict[str, LimitPolicy] = {}
+        self._usable: tuple[Limit, ...] = ()  # permits before tokens, else by name: all shards take them in one order
+        self._rules: dict[str, Rule] = {}
 
-    def put(self, policy: Policy) -> bool:
-        """Let it hold from now on. False: there are too many already, and none of this queue or tenant."""
-        about = self._queues if isinstance(policy, QueuePolicy) else self._tenants
-        name = policy.queue if isinstance(policy, QueuePolicy) else policy.tenant_id
-        if name not in about and len(self._queues) + len(self._tenants) >= POLICIES_MAX:
-            return False
-        about[name] = policy  # type: ignore[assignment]  # of the kind that belongs there
-        return True
+    def put(self, policy: Policy) -> str | None:
+        """Let it hold from now on. Why it cannot: there are too many already, or it is none that can be."""
+        match policy:
+            case QueuePolicy():
+                self.gate_version += self.is_paused(policy.queue) != policy.is_paused
+                return self._put(self._queues, policy.queue, policy)
+            case TenantPolicy():
+                return self._put(self._tenants, policy.tenant_id, policy)
+            case LimitPolicy():
+                return self._put_limit(policy)
+
+    def _put(self, about: dict[str, P], name: str, policy: P) -> str | None:
+        known = len(self._queues) + len(self._tenants) + len(self._limits)
+        if name not in about and known >= POLICIES_MAX:
+            return f"there are {POLICIES_MAX} policies already"
+        about[name] = policy
+        return None
+
+    def _put_limit(self, policy: LimitPolicy) -> str | None:
+        if policy.is_removed:
+            self._limits.pop(policy.name, None)
+        elif policy.name not in self._limits and len(self._limits) >= LIMITS_MAX:
+            return f"there are {LIMITS_MAX} limits already"
+        else:
+            try:
+                limit_of(policy)
+            except LimitProblem as error:
+                return str(error)
+            if problem := self._put(self._limits, policy.name, policy):
+                return problem
+        found = [limit_of(one) for one in self._limits.values()]
+        self._usable = tuple(sorted(found, key=lambda limit: (isinstance(limit.rule, Rate), limit.name)))
+        self._rules = {limit.name: limit.rule for limit in found}
+        self.gate_version += 1
+        return None
 
     def queue(self, queue: str) -> QueuePolicy:
         """What holds for a queue."""
@@ -37,6 +74,10 @@ class Policies:
         """What holds for a tenant."""
         return self._tenants.get(tenant_id) or TenantPolicy(tenant_id=tenant_id, set_at=0)
 
+    def limit(self, name: str) -> LimitPolicy | None:
+        """A limit, if there is one of this name."""
+        return self._limits.get(name)
+
     def queues(self) -> Sequence[QueuePolicy]:
         """All queues of which something was said."""
         return list(self._queues.values())
@@ -44,6 +85,10 @@ class Policies:
     def tenants(self) -> Sequence[TenantPolicy]:
         """All tenants of which something was said."""
         return list(self._tenants.values())
+
+    def limits(self) -> Sequence[LimitPolicy]:
+        """All limits, by name."""
+        return sorted(self._limits.values(), key=lambda policy: policy.name)
 
     def is_paused(self, queue: str) -> bool:
         """Whether tasks of a queue wait for now."""
@@ -54,3 +99,21 @@ class Policies:
         """A tenant's share; whoever wrote nonsense to the topic gets the nearest that is allowed."""
         policy = self._tenants.get(tenant_id)
         return 1 if policy is None else min(WEIGHT_MAX, max(1, policy.weight))
+
+    def has_limits(self) -> bool:
+        """Whether there is any limit at all."""
+        return bool(self._usable)
+
+    def rule_of(self, key: str) -> Rule | None:
+        """What holds for a key of a limit; None: there is no such limit any more."""
+        return self._rules.get(name_of(key))
+
+    def keys_of(self, spec: TaskSpec) -> tuple[str, ...]:
+        """The keys under which a task is limited, in the order in which all must be had."""
+        return tuple(self._keys(spec)) if self._usable else ()
+
+    def _keys(self, spec: TaskSpec) -> Iterator[str]:
+        for limit in self._usable:
+            key = limit.key_of(spec)
+            if key is not None:
+                yield key

@@ -18,7 +18,9 @@ import msgspec
 from cron.zones import tzdata_version
 from scheduler.core import decisions, routing, schedule_requests
 from scheduler.core.decisions import NOTHING, Decision
-from scheduler.core.dispatch import DepthKey, Dispatch, PartitionsOf
+from scheduler.core.dispatch import Dispatch, PartitionsOf
+from scheduler.core.gate import DepthKey, attempt_of, depth_key
+from scheduler.core.limits import ShardLimits
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
 from scheduler.core.policies import Policies
 from scheduler.core.schedule import (
@@ -60,6 +62,8 @@ from schemas.messages import (
     Event,
     EventBody,
     ForwardedRequest,
+    LimitChanged,
+    LimitHeld,
     Message,
     Origin,
     Outcome,
@@ -79,6 +83,7 @@ from schemas.messages import (
     ScheduleFired,
     ScheduleFlagged,
     ScheduleRequest,
+    ShardMessage,
     ShardStats,
     SkipReason,
     Status,
@@ -127,9 +132,9 @@ _LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
 
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
-TASK, MARKER, SCHEDULE = "task/", "marker/", "schedule/"  # begin the keys of what checkpoints hold
+TASK, MARKER, SCHEDULE, LIMIT = "task/", "marker/", "schedule/", "limit/"  # begin the keys of what checkpoints hold
 STUCK_US = 1_000_000  # until it is tried again to submit a run for which there was no room, or whose id was taken
-Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule
+Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule | LimitHeld
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 STATS_MAX = 200  # queues, priorities and tenants that are told of one by one
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
@@ -150,22 +155,27 @@ class Source(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """Events, and what may be released once they are acknowledged. Replies go to the gateway named beside them."""
+    """Events, and what may be released once they are acknowledged.
+
+    Replies go to the gateway, messages to the shard named beside them.
+    """
 
     events: list[Event]
     replies: list[tuple[int, Reply]]
     signals: list[WorkerSignal]
+    messages: list[tuple[int, ShardMessage]]
 
     def extend(self, more: Effects) -> None:
         """Let `more` follow."""
         self.events.extend(more.events)
         self.replies.extend(more.replies)
         self.signals.extend(more.signals)
+        self.messages.extend(more.messages)
 
     @classmethod
     def none(cls) -> Effects:
         """No events, no effects."""
-        return cls([], [], [])
+        return cls([], [], [], [])
 
 
 class ShardState:
@@ -203,7 +213,9 @@ class Shard:
         self._is_loaded = False
         self._was_behind = True  # until it is known that all overdue slots were read
         self._timers = Timers()
-        self._dispatch = Dispatch(policies or Policies())
+        policies = policies or Policies()
+        self._dispatch = Dispatch(policies)
+        self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
         self._running_in: Counter[DepthKey] = Counter()
@@ -220,6 +232,8 @@ class Shard:
         self._note_positions(event)
         if type(event.body) in SCHEDULE_BODIES:
             self._evolve_schedule(event)
+        elif isinstance(event.body, LimitChanged):
+            self._limits.fold(event, event.body)
         elif event.version != 0 and self._is_next(event):
             self._evolve_task(event)
 
@@ -324,6 +338,8 @@ class Shard:
             return self.parking.markers.get(entity_id)
         if kind + "/" == SCHEDULE:
             return self.state.schedules.get(entity_id)
+        if kind + "/" == LIMIT:
+            return self._limits.limiter.held(entity_id)
         known = self.known(entity_id)
         return known if isinstance(known, Task) or (known is not None and self._is_checkpointed(known)) else None
 
@@ -368,6 +384,10 @@ class Shard:
             self._stored.add(MARKER + entity.task_id)
             self.parking.restore(entity)
             return
+        if isinstance(entity, LimitHeld):
+            self._stored.add(LIMIT + entity.key)
+            self._limits.restore(entity)
+            return
         if isinstance(entity, Schedule):
             self.state.schedules.put(entity)
             is_urgent = next_due(entity) or to_cancel(entity) or entity.tzdata != tzdata_version()
@@ -389,10 +409,11 @@ class Shard:
             self._offer_to_wheel(task)
         pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
         for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
-            self._dispatch.offer(task)
+            self._dispatch.offer(task, now)
             self._suspects.add(task.task_id)
         for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
             self._will_forget(ended, offset)
+        self._limits.on_loaded(now)
 
     def _track(self, before: Task | None, after: Task, now: int) -> None:
         task_id, status = after.task_id, after.status
@@ -406,7 +427,7 @@ class Shard:
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
                 self._running.get(before.worker_id or "", set()).discard(task_id)
-                self._count_end(_depth_key(before))
+                self._count_end(depth_key(before))
         if status in TERMINAL:
             del self.statuses[status]
             self._timers.cancel(task_id)
@@ -415,7 +436,7 @@ class Shard:
             self._heard[task_id] = now
             self._running.setdefault(after.worker_id or "", set()).add(task_id)
             self._expect(after.worker_id or "", now)
-            key = _depth_key(after)
+            key = depth_key(after)
             self._running_in[key] += 1
             self._started_in[key] += before is not None
         self._set_timer(after)
@@ -446,6 +467,8 @@ class Shard:
             return self._handle_heartbeat(message, now)
         if isinstance(message, Report):
             return self._handle_report(message, source, now)
+        if isinstance(message, ShardMessage):
+            return self._handle_shard_message(message, now)
         raise TypeError(f"{type(message).__name__} is no input of a shard")
 
     def refuse(self, source: Source, reason: str, now: int) -> Effects:
@@ -483,7 +506,7 @@ class Shard:
         if isinstance(event.body, TaskRejected) and event.body.record is not None:
             self.invalid_records += 1
         self.evolve(event)
-        return Effects([event], [], [])
+        return Effects([event], [], [], [])
 
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
         if isinstance(request, ScheduleRequest):
@@ -712,7 +735,7 @@ class Shard:
         effects.extend(self._applied(task, decision, None, now))
 
     def _applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
-        effects = Effects([], [], self._signals(task, decision))
+        effects = Effects([], [], self._signals(task, decision), [])
         if decision.body is not None and isinstance(task, Task):
             event = self._next_event(task, decision.body, source, now)
             self.evolve(event)
@@ -900,9 +923,40 @@ class Shard:
     def next_at(self) -> int | None:
         """When the shard must be called again even without an input."""
         forget_at = self._forget[0][0] if self._forget else None
-        schedules_at = self.state.schedules.next_at()
-        instants = (self._timers.next_at(), self._dispatch.next_at(), forget_at, self._open_at(), schedules_at)
+        parts = (self._timers, self._dispatch, self._limits, self.state.schedules)
+        instants = [forget_at, self._open_at(), *(part.next_at() for part in parts)]
         return min((at for at in instants if at is not None), default=None)
+
+    # --- limits --------------------------------------------------------------------------------------------------
+
+    def _handle_shard_message(self, message: ShardMessage, now: int) -> Effects:
+        """What another shard tells of limits. It may be lost, and is no input of the log: no event names it."""
+        effects = Effects.none()
+        heard = self._limits.hear(message, self.state.epoch)
+        for task in heard.free:
+            self._dispatch.admit(task)
+        for key, attempt in heard.cancelled:
+            self._make_room(key, attempt, effects, now)
+        return effects
+
+    def _make_room(self, key: str, attempt: str, effects: Effects, now: int) -> None:
+        """Cancel a task for another one, as the strategy of a limit wants it."""
+        task = self.state.tasks.get(attempt.rpartition(":")[0])
+        if task is None or task.status not in (Status.PENDING, Status.RUNNING) or attempt_of(task) != attempt:
+            return
+        if task.cancel_requested_at is None:
+            request = CancelTask(request_id="", task_id=task.task_id, reason=f"no room under the limit {key}")
+            effects.extend(self._applied(task, decisions.decide_cancel(task, request), None, now))
+
+    def decide_limits(self, now: int) -> Effects:
+        """Decide on the keys whose home is here, and tell other shards what there is to tell."""
+        effects = Effects.none()
+        for key, changed, _ in self._limits.decide(now):
+            if changed != LimitChanged():
+                effects.events.append(self._event(key, "", 0, changed, now, None))
+        self.changed.update(LIMIT + key for key in self._limits.touched())
+        effects.messages.extend(self._limits.messages(now, self.state.epoch))
+        return effects
 
     # --- the delay wheel -----------------------------------------------------------------------------------------
 
@@ -1027,7 +1081,7 @@ class Shard:
 
     # --- after the acknowledgement -------------------------------------------------------------------------------
 
-    def acknowledged(self, events: Iterable[Event], offset: int) -> None:
+    def acknowledged(self, events: Iterable[Event], offset: int, now: int) -> None:
         """The events are in the log, the last one at `offset`: what became pending may be sent out."""
         tasks, ended, self._acknowledged_offset = self.state.tasks, self.state.ended, offset
         for event in events:
@@ -1035,16 +1089,20 @@ class Shard:
             if task is not None:
                 if task.version != event.version:
                     continue
+                self._dispatch.gate.settle(task.task_id, task, now)
                 if task.status is Status.PENDING:
-                    self._dispatch.offer(task)
+                    self._dispatch.offer(task, now)
                 elif task.status in PARKED_FROM:
                     self._offer_to_wheel(task)
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
+                self._dispatch.gate.settle(known.task_id, None, now)
                 self._will_forget(known, offset)
 
     def dispatch(self, now: int, partitions_of: PartitionsOf) -> list[tuple[int, ReadyTask]]:
         """Records to be sent, each with its ready partition."""
-        tasks, picked = self.state.tasks, self._dispatch.pick(now, partitions_of)
+        tasks = self.state.tasks
+        self._dispatch.follow_policies(tasks, now)
+        picked = self._dispatch.pick(now, partitions_of)
         return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in picked]
 
     def not_sent(self, task_ids: Sequence[str]) -> None:
@@ -1090,29 +1148,35 @@ class Shard:
 
     def stats(self, now: int) -> ShardStats:
         """What waits and runs here now."""
-        pending, oldest = self._dispatch.depth(), self._oldest()
+        pending, throttled, oldest = self._dispatch.depth(), self._dispatch.gate.depth(), self._oldest()
         keys = pending.keys() | self._running_in.keys()
         if len(self._started_in) > STATS_MAX:  # names come and go
             self._started_in = Counter({key: self._started_in[key] for key in keys})
         keys |= self._started_in.keys()
         ranked = sorted(keys, key=lambda key: (-pending[key] - self._running_in[key], key))
-        found = [self._queue_stats(key, [key], pending, oldest) for key in ranked[:STATS_MAX]]
+        found = [self._queue_stats(key, [key], pending, throttled, oldest) for key in ranked[:STATS_MAX]]
         rest: dict[DepthKey, list[DepthKey]] = {}
         for queue, priority, tenant_id in ranked[STATS_MAX:]:
             rest.setdefault((queue, priority, ""), []).append((queue, priority, tenant_id))
-        found += [self._queue_stats(key, members, pending, oldest) for key, members in rest.items()]
+        found += [self._queue_stats(key, members, pending, throttled, oldest) for key, members in rest.items()]
         return ShardStats(shard=self.shard, epoch=self.state.epoch, at=now, queues=tuple(found))
 
     def _queue_stats(
-        self, key: DepthKey, members: Sequence[DepthKey], pending: Counter[DepthKey], oldest: Mapping[DepthKey, int]
+        self,
+        key: DepthKey,
+        members: Sequence[DepthKey],
+        pending: Mapping[DepthKey, int],
+        throttled: Mapping[DepthKey, int],
+        oldest: Mapping[DepthKey, int],
     ) -> QueueStats:
         queue, priority, tenant_id = key
         return QueueStats(
             queue=queue,
             priority=priority,
             tenant_id=tenant_id,
-            pending=sum(pending[one] for one in members),
+            pending=sum(pending.get(one, 0) for one in members),
             running=sum(self._running_in[one] for one in members),
+            throttled=sum(throttled.get(one, 0) for one in members),
             started=sum(self._started_in[one] for one in members),
             oldest_at=min((oldest[one] for one in members if one in oldest), default=None),
         )
@@ -1135,6 +1199,8 @@ class Shard:
             "pending": sum(self._dispatch.depth().values()),
             "heard": len(self._heard),
             "suspects": len(self._suspects),
+            "held": self._dispatch.gate.held(),
+            "limits": len(self._limits.limiter),
             "staying": len(self._staying),
             "running": sum(self._running_in.values()),
             "workers": len(self._running) + len(self._worker_heard),
@@ -1160,10 +1226,6 @@ class Shard:
                 del self.state.ended[task_id]
                 self._unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
-
-
-def _depth_key(task: Task) -> DepthKey:
-    return task.spec.queue, task.spec.priority, task.spec.tenant_id
 
 
 def _rejected(request: str, decision: Decision, source: Source, *, is_kept: bool) -> TaskRejected:

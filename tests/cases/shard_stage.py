@@ -72,7 +72,7 @@ class ShardStage:
 
     def _acknowledge(self, effects: Effects) -> None:
         self.events += effects.events
-        self.shard.acknowledged(effects.events, len(self.events) - 1)
+        self.shard.acknowledged(effects.events, len(self.events) - 1, self.now)
 
     def submit(self, task_id: str, **spec: Any) -> Effects:
         """Submit a task."""

@@ -103,9 +103,11 @@ def written(shard: Shard, effects: Effects, offset: int, now: int) -> None:
         CODEC.encode(event)
     for _, reply in effects.replies:
         CODEC.encode(Replies(replies=(reply,)))
+    for _, message in effects.messages:
+        CODEC.encode(message)
     for signal in effects.signals:
         CODEC.encode(signal)
-    shard.acknowledged(effects.events, offset)
+    shard.acknowledged(effects.events, offset, now)
     for _, ready in shard.dispatch(now, lambda _queue, _priority: 4):
         CODEC.encode(ready)
 

@@ -9,8 +9,9 @@ from random import Random
 
 import pytest
 
-from scheduler.core.limiter import Concurrency, Grant, Limiter, Rate, Rule, Wish
-from schemas.messages import Priority
+from scheduler.core.limit_keys import Concurrency, Rate, Rule
+from scheduler.core.limiter import Limiter
+from schemas.messages import LimitGrant, LimitStrategy, LimitWish, Priority
 
 SECOND = 1_000_000
 KEY = "emails:acme"
@@ -25,6 +26,7 @@ class World:
         self.waiting = {shard: deque(f"{shard}-{number}" for number in range(10_000)) for shard in range(shards)}
         self.asked: dict[int, list[str]] = {shard: [] for shard in range(shards)}
         self.starts: list[int] = []
+        self.returned: dict[str, str] = {}  # how each attempt that needs nothing any more is told of
         self.running = 0
         self.most = 0
         self._serial = itertools.count()
@@ -49,9 +51,12 @@ class World:
         heapq.heappush(self._due, (self.now + delay, next(self._serial), what, subject))
 
     def _decide(self) -> None:
-        for grant in self.limiter.decide(self.now):
-            self.limiter.grant(grant, self.now)
-            self._later(self._delay(), "granted", grant)
+        for _, _, attempt in self.limiter.to_check(self.now):
+            if attempt in self.returned:
+                self._later(self._delay(), self.returned[attempt], attempt)
+        for _, changed, _ in self.limiter.decide(self.now):
+            for grant in changed.granted:
+                self._later(self._delay(), "granted", grant)
         at = self.limiter.next_at()
         if at is not None and (self._wake_at is None or at < self._wake_at):
             self._wake_at = max(self.now, at)
@@ -66,23 +71,23 @@ class World:
         asked = self.asked[shard]
         while len(asked) < 40 and self.waiting[shard]:
             asked.append(self.waiting[shard].popleft())
-        told = self.limiter.ask(KEY, shard, [Wish(attempt, Priority.MEDIUM) for attempt in asked])
+        told = self.limiter.ask(KEY, shard, wishes(*asked), is_whole=True)
         if told:
-            self._later(self._delay(), "granted", Grant(KEY, shard, tuple(told)))
+            self._later(self._delay(), "granted", LimitGrant(shard=shard, attempts=tuple(told)))
 
     def _granted(self, grant: object, unused: float) -> None:
-        assert isinstance(grant, Grant)
+        assert isinstance(grant, LimitGrant)
         news = [attempt for attempt in grant.attempts if attempt in self.asked[grant.shard]]
         for attempt in news:
             self.asked[grant.shard].remove(attempt)
             if self.rng.random() < unused:
-                self._later(self._delay(), "unused", attempt)
+                self._give_back(attempt, "unused")
             else:
                 self._later(self._delay(), "start", attempt)
         self._later(self._delay(), "ask", grant.shard)
 
     def _unused(self, attempt: object, _unused: float) -> None:
-        self.limiter.give_back(KEY, [str(attempt)], self.now, is_used=False)
+        self.limiter.hear(KEY, [str(attempt)], is_used=False)
 
     def _start(self, attempt: object, _unused: float) -> None:
         self.starts.append(self.now)
@@ -90,22 +95,27 @@ class World:
         self.most = max(self.most, self.running)
         self._later(self.rng.randint(0, self.run_us), "end", attempt)
         if isinstance(self.rule, Rate):
-            self._later(self._delay(), "heard", attempt)
+            self._give_back(str(attempt), "heard")
 
     def _end(self, attempt: object, _unused: float) -> None:
         self.running -= 1
         if isinstance(self.rule, Concurrency):
-            self._later(self._delay(), "heard", attempt)
+            self._give_back(str(attempt), "heard")
+
+    def _give_back(self, attempt: str, how: str) -> None:
+        self.returned[attempt] = how
+        self._later(self._delay(), how, attempt)
 
     def _heard(self, attempt: object, _unused: float) -> None:
-        self.limiter.give_back(KEY, [str(attempt)], self.now, is_used=True)
+        self.limiter.hear(KEY, [str(attempt)], is_used=isinstance(self.rule, Rate))
 
     def _crash(self) -> None:
-        """The home is loaded elsewhere: who asked is forgotten, and asks again."""
+        """The home is loaded elsewhere: who asked is forgotten, and asks again; what was heard and not decided is lost."""
         held = self.limiter.held(KEY)
         self.limiter = Limiter(lambda key: self.rule)
         if held is not None:
             self.limiter.restore(held)
+        self.limiter.on_loaded(self.now)
         for shard in self.waiting:
             self._later(self._delay(), "ask", shard)
 
@@ -115,8 +125,8 @@ def check_rate(starts: list[int], rate: Rate) -> None:
     # starts[b] >= starts[a] + (b - a + 1 - burst) * period / count, for all a <= b: prefix maxima of what a demands
     latest = -(10**18)
     for number, at in enumerate(sorted(starts)):
-        latest = max(latest, at * rate.count - number * rate.period_us)
-        assert at * rate.count - (number + 1 - rate.burst) * rate.period_us >= latest, (number, at)
+        latest = max(latest, at * rate.tokens - number * rate.period_us)
+        assert at * rate.tokens - (number + 1 - rate.burst) * rate.period_us >= latest, (number, at)
 
 
 @pytest.mark.parametrize("crash_every", [0.0, 0.02])
@@ -177,7 +187,7 @@ def test_a_rate_that_is_changed_holds_at_once(after: Rate) -> None:
     begun = len(world.starts)
     world.run(world.now + 20 * SECOND)
     check_rate(world.starts[begun + 1 :], after)
-    assert len(world.starts) - begun >= 0.9 * 20 * SECOND * after.count / after.period_us - after.burst
+    assert len(world.starts) - begun >= 0.9 * 20 * SECOND * after.tokens / after.period_us - after.burst
 
 
 def test_shards_that_ask_for_the_same_share_it() -> None:
@@ -187,15 +197,96 @@ def test_shards_that_ask_for_the_same_share_it() -> None:
     assert max(left) - min(left) <= 60
 
 
+def wishes(*attempts: str) -> list[LimitWish]:
+    return [LimitWish(attempt=attempt, priority=Priority.MEDIUM) for attempt in attempts]
+
+
+def granted(limiter: Limiter, now: int = 0) -> list[str]:
+    """What is granted now."""
+    changes = [changed for _, changed, _ in limiter.decide(now)]
+    return [attempt for changed in changes for grant in changed.granted for attempt in grant.attempts]
+
+
 def test_nothing_is_kept_of_a_key_that_nobody_uses() -> None:
-    limiter, rate = Limiter(lambda key: Rate(10, SECOND, 5)), [Wish("a", Priority.HIGH)]
-    limiter.ask(KEY, 0, rate)
-    (grant,) = limiter.decide(0)
-    limiter.grant(grant, 0)
-    limiter.give_back(KEY, ["a"], 10, is_used=True)
+    limiter = Limiter(lambda key: Rate(10, SECOND, 5))
+    limiter.ask(KEY, 0, wishes("a"), is_whole=True)
+    assert granted(limiter) == ["a"]
+    limiter.hear(KEY, ["a"], is_used=True)
     limiter.decide(10)
     assert limiter.held(KEY) is not None
-    limiter.ask(KEY, 0, [])
-    limiter.decide(SECOND)
+    full_at = limiter.next_at()
+    assert full_at == 10 + SECOND // 10
+    limiter.decide(full_at)
     assert limiter.held(KEY) is None
-    assert limiter.next_at() is None
+    assert len(limiter) == 0
+
+
+def test_who_loses_in_a_limit_that_lets_nobody_wait() -> None:
+    limiter = Limiter(lambda key: Concurrency(1, LimitStrategy.REJECT))
+    limiter.ask(KEY, 0, wishes("a"), is_whole=False)
+    limiter.ask(KEY, 1, wishes("b", "c"), is_whole=False)
+    ((_, changed, cancelled),) = limiter.decide(0)
+    assert [grant.attempts for grant in changed.granted] == [("a",)]
+    assert cancelled == [(1, "b"), (1, "c")]
+    limiter.hear(KEY, ["a"], is_used=False)
+    assert granted(limiter) == []
+
+
+def test_the_oldest_goes_for_the_newest() -> None:
+    limiter = Limiter(lambda key: Concurrency(1, LimitStrategy.CANCEL_OLDEST))
+    limiter.ask(KEY, 0, wishes("a"), is_whole=False)
+    assert granted(limiter) == ["a"]
+    limiter.ask(KEY, 1, wishes("b", "c"), is_whole=False)
+    ((_, _, cancelled),) = limiter.decide(0)
+    assert cancelled == [(0, "a"), (1, "b")], "the one that runs, and all that waited but the newest"
+    assert limiter.decide(0) == [], "it is told once"
+    limiter.hear(KEY, ["a"], is_used=False)
+    assert granted(limiter) == ["c"]
+
+
+def test_an_attempt_that_must_go_is_told_again_if_it_does_not() -> None:
+    limiter = Limiter(lambda key: Concurrency(1, LimitStrategy.CANCEL_OLDEST))
+    limiter.ask(KEY, 0, wishes("a"), is_whole=False)
+    limiter.decide(0)
+    limiter.ask(KEY, 1, wishes("b"), is_whole=False)
+    limiter.decide(0)
+    later = limiter.next_at()
+    assert later is not None
+    assert list(limiter.to_check(later)) == [(0, KEY, "a")]
+    ((_, _, cancelled),) = limiter.decide(later)
+    assert cancelled == [(0, "a")]
+
+
+def test_who_holds_something_for_long_is_asked_less_and_less_often() -> None:
+    limiter = Limiter(lambda key: Concurrency(1))
+    limiter.ask(KEY, 3, wishes("a"), is_whole=False)
+    limiter.decide(0)
+    asked_at: list[int] = []
+    while len(asked_at) < 8:
+        at = limiter.next_at()
+        assert at is not None
+        assert list(limiter.to_check(at)) == [(3, KEY, "a")]
+        asked_at.append(at // SECOND)
+    assert asked_at == [10, 30, 70, 150, 310, 610, 910, 1210]
+
+
+def test_what_a_limit_of_another_process_allows_is_not_known_here() -> None:
+    """A home that has not read of a limit yet lets nobody go."""
+    rules: dict[str, Rule] = {}
+    limiter = Limiter(rules.get)
+    limiter.ask(KEY, 0, wishes("a"), is_whole=True)
+    assert granted(limiter) == []
+    assert len(limiter) == 0
+    rules[KEY] = Concurrency(1)
+    limiter.ask(KEY, 0, wishes("a"), is_whole=True)
+    assert granted(limiter) == ["a"]
+
+
+def test_a_decision_holds_no_more_than_an_event_has_room_for() -> None:
+    limiter = Limiter(lambda key: Concurrency(5_000))
+    for shard in range(10):
+        limiter.ask(KEY, shard, wishes(*(f"{shard}-{number}" for number in range(500))), is_whole=True)
+    counts = []
+    while limiter.next_at() == 0:
+        counts.append(len(granted(limiter)))
+    assert counts == [2_000, 2_000, 1_000]

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from scheduler.core.routing import entity_id_of
+from scheduler.policy_topic import policy_entry
 from scheduler.ports import Entry, TopicPartition
 from schemas.codec import Codec
 from schemas.ids import keyed_task_id, routing_key, shard_of
@@ -30,6 +31,7 @@ from schemas.messages import (
     MisfirePolicy,
     OverlapPolicy,
     Priority,
+    QueuePolicy,
     ReadyTask,
     RedriveTask,
     Request,
@@ -70,6 +72,7 @@ class Client:
         self._log = SimLog(world, "client")
         self._ids: list[str] = []
         self._requests = 0
+        self._is_paused = False
 
     @property
     def log(self) -> SimLog:
@@ -85,6 +88,9 @@ class Client:
         if rng.random() < 0.12:
             self._send(self._of_schedule())
             return
+        if rng.random() < 0.05:
+            self._pause_or_resume()
+            return
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
             return
@@ -97,6 +103,16 @@ class Client:
             self._send(
                 ControlSchedule(request_id=request_id, schedule_id=f"cron-{number}", action=ScheduleAction.DELETE)
             )
+
+    def _pause_or_resume(self) -> None:
+        self._is_paused = not self._is_paused
+        policy = QueuePolicy(queue="bulk", set_at=self._world.now, is_paused=self._is_paused)
+        self._world.say("client", f"bulk is {'paused' if policy.is_paused else 'resumed'}")
+        self._world.land(policy_entry(policy, self._codec))
+
+    def resumed(self) -> Entry:
+        """At the end no queue is paused."""
+        return policy_entry(QueuePolicy(queue="bulk", set_at=self._world.now), self._codec)
 
     def _send(self, request: Request) -> None:
         rng, task_id = self._world.rng, entity_id_of(request)
@@ -173,6 +189,7 @@ class Client:
                 jitter=rng.choice(list(Jitter)),
             ),
             idempotency_key=key,
+            metadata={"account": f"a{rng.randrange(2)}"} if rng.random() < 0.4 else {},
         )
         fingerprint = f"f{rng.randint(0, 1)}" if key else None
         return SubmitTask(

@@ -27,6 +27,7 @@ from schemas.messages import (
     FireCause,
     ForwardedRequest,
     InvalidRecord,
+    LimitPolicy,
     Message,
     Outcome,
     ParkedTask,
@@ -65,6 +66,9 @@ Deleted = dict[str, tuple[int, int]]  # epoch and version of the last deletion u
 S = 1_000_000
 CLOCK_ERROR_US = 2 * S  # how wrong a simulated clock may be
 WHEEL = WheelShape(widths_us=(2 * S, 8 * S, 32 * S), leads_us=(4 * S, 4 * S, 4 * S), slots=4)
+AT_ONCE = LimitPolicy(name="accounts", set_at=0, key="{metadata.account}", count=1)
+PACE = LimitPolicy(name="pace", set_at=0, where={"queue": "bulk"}, count=1, period_ms=2_000, burst=2)
+LIMITS = (AT_ONCE, PACE)
 SETTINGS = ShardSettings(ended_kept_us=20 * S, idempotency_window_us=120 * S, wheel=WHEEL)
 
 
@@ -98,6 +102,8 @@ class Facts:
         self.forwarded: set[Place] = set()
         self.arrived: Counter[Place] = Counter()  # what was forwarded, by how often it was decided where it belongs
         self.landed = Landed(world, codec)
+        self.running: dict[str, set[str]] = defaultdict(set)  # by account
+        self.paced: list[int] = []  # when attempts began under PACE
         self.events = 0
         world.on_append.append(self.check_effect)
 
@@ -159,6 +165,7 @@ class Facts:
         after = evolve(live, event)  # raises if the table does not allow it (invariant 5)
         self.tasks[event.entity_id] = after
         self._check_run(before, after)
+        self._note_limited(before, after, event)
         fold_run(self.schedules, after)
         self.history[event.entity_id].append((offset, after))
         if after.status is Status.PENDING:
@@ -190,6 +197,15 @@ class Facts:
         else:
             self.schedules[schedule_id] = after
         return True
+
+    def _note_limited(self, before: Task | None, after: Task, event: Event) -> None:
+        account = after.spec.metadata.get("account")
+        if account is not None and before is not None and before.status is Status.RUNNING:
+            self.running[account].discard(after.task_id)
+        if account is not None and after.status is Status.RUNNING:
+            self.running[account].add(after.task_id)
+        if isinstance(event.body, TaskStarted) and after.spec.queue == "bulk":
+            self.paced.append(event.body.started_at)
 
     def _check_run(self, before: Task | None, after: Task) -> None:
         is_run = schedule_of_run(after.task_id) is not None
@@ -475,6 +491,23 @@ def check_due(facts: Facts, world: World) -> None:
             raise Violated(f"4: {run} is due and was not submitted")
 
 
+def check_at_once(facts: Facts) -> None:
+    """Invariant 9: what is in the logs at any moment has no more attempts running than a limit allows."""
+    for account, running in facts.running.items():
+        if len(running) > AT_ONCE.count:
+            raise Violated(f"9: of account {account} run {sorted(running)}, more than {AT_ONCE.count}")
+
+
+def check_pace(facts: Facts) -> None:
+    """Invariant 9: in no interval more starts than the burst and what came meanwhile; from each start to each other."""
+    period_us, burst = (PACE.period_ms or 0) * 1_000, PACE.burst or 0
+    highest = -(1 << 62)  # of what the starts before demand of the time of this one
+    for number, at in enumerate(sorted(facts.paced)):
+        highest = max(highest, at * PACE.count - number * period_us)
+        if at * PACE.count - (number + 1 - burst) * period_us < highest:
+            raise Violated(f"9: too many starts in the time before {at}, the {number + 1}th start")
+
+
 def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
     """After the chaos and a long time: all was decided, all has ended, nothing is left in memory."""
     for shard in range(world.shards):
@@ -482,6 +515,7 @@ def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
             if facts.decided[TASK_REQUESTS, shard, record.offset] != 1:
                 raise Violated(f"3: request {record.offset} of shard {shard} was never decided")
     check_inputs(facts, world)
+    check_pace(facts)
     forgotten = [i for i, made_at in facts.fired.items() if i not in facts.tasks and made_at not in facts.deleted]
     if forgotten:
         raise Violated(f"4: fired, and never submitted: {forgotten}")

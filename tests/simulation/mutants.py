@@ -12,13 +12,27 @@ from msgspec.structs import replace
 from scheduler.core import decisions
 from scheduler.core.decisions import Decision
 from scheduler.core.dispatch import Dispatch
+from scheduler.core.gate import Gate, Word
+from scheduler.core.limit_keys import Rate
+from scheduler.core.limiter import Limiter
+from scheduler.core.limits import ShardLimits
 from scheduler.core.parking import Parking
 from scheduler.core.shard import Shard
 from scheduler.core.timers import Timers
 from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost, _Batch
 from scheduler.slots import Slots
-from schemas.messages import EndedTask, Event, Outcome, ScheduleFired, ShardOpened, Status, Task
+from schemas.messages import (
+    EndedTask,
+    Event,
+    LimitChanged,
+    Outcome,
+    ScheduleFired,
+    ShardMessage,
+    ShardOpened,
+    Status,
+    Task,
+)
 from tests.simulation.world import SimStates
 
 EARLY_US = 3_000_000
@@ -157,6 +171,30 @@ def _after_reading(let_go: Callable[..., None], slots: Slots, now: int) -> None:
         let_go(slots, now)
 
 
+def _settled_at_once(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
+    evolve(shard, event)
+    if shard._is_loaded:
+        shard._dispatch.gate.settle(event.entity_id, shard.state.tasks.get(event.entity_id), event.at)
+
+
+def _whatever_its_number(hear: Callable[..., Any], limits: ShardLimits, message: ShardMessage, epoch: int) -> Any:
+    limits._peer(message.shard).heard = 0
+    return hear(limits, message, epoch)
+
+
+def _used_when_granted(fold: Callable[..., None], limiter: Limiter, name: str, changed: LimitChanged, at: int) -> None:
+    fold(limiter, name, changed, at)
+    granted = tuple(attempt for grant in changed.granted for attempt in grant.attempts)
+    if granted and isinstance(limiter._rule_of(name), Rate):
+        fold(limiter, name, LimitChanged(used=granted), at)
+
+
+def _asked_once(asks: Callable[..., Any], gate: Gate, now: int) -> Any:
+    found = list(asks(gate, now))
+    gate._again = Timers()
+    return found
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "effects-before-acknowledgement": lambda: _around(ShardHost, "_send_unsent", _release_at_once),
     "no-gap-check": lambda: _instead(ShardHost, "_is_verified", True),
@@ -205,5 +243,17 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "due-runs-are-forgotten": lambda: patch.object(Shard, "_submit_due", lambda *_args: False),
     "ended-not-stored-while-slots-are-overdue": lambda: patch.object(Shard, "_is_checkpointed", _for_its_key_alone),
     "loaded-without-proof": lambda: patch.object(ShardHost, "_prove", lambda _host, _token: iter(())),
+    "limits-not-in-the-checkpoint": lambda: _around(
+        Shard, "entity", lambda entity, shard, key: None if key.startswith("limit/") else entity(shard, key)
+    ),
+    "permits-back-before-acknowledgement": lambda: _around(Shard, "evolve", _settled_at_once),
+    "messages-that-came-twice-count": lambda: _around(ShardLimits, "hear", _whatever_its_number),
+    "tokens-come-back-from-the-grant-on": lambda: _around(Limiter, "fold", _used_when_granted),
+    "time-between-owners-counts": lambda: _instead(Limiter, "change_clock", None),
+    "held-for-ever": lambda: patch.object(Limiter, "to_check", lambda _limiter, _now: iter(())),
+    "asked-once": lambda: _around(Gate, "asks", _asked_once),
+    "what-an-owner-before-held-is-given-back": lambda: patch.object(
+        Gate, "_adopt", lambda gate, key, attempt, _known, is_news: gate._words.append(Word(key, attempt, False))
+    ),
     "windows-not-in-the-checkpoint": lambda: patch.object(Wheel, "resume", lambda _wheel, _marks: None),
 }

@@ -9,14 +9,17 @@ from msgspec.structs import replace
 
 from scheduler.core.shard import ShardSettings
 from scheduler.host import RuntimeSettings, ShardHost
+from scheduler.policy_topic import policy_entry
 from scheduler.runtime import SchedulerRuntime
 from schemas.codec import Codec
-from schemas.topics import delay_topic
+from schemas.topics import SHARD_MESSAGES, delay_topic
 from tests.simulation.actors import Client, Worker
 from tests.simulation.invariants import (
     CLOCK_ERROR_US,
+    LIMITS,
     SETTINGS,
     Facts,
+    check_at_once,
     check_checkpoint,
     check_due,
     check_end,
@@ -53,7 +56,10 @@ class Simulation:
     def __init__(self, seed: int, codec: Codec) -> None:
         self.seed, self.codec = seed, codec
         wheel = SETTINGS.wheel
-        self.world = World(seed, SHARDS, {delay_topic(level): SHARDS * wheel.slots for level in wheel.levels})
+        sizes = {delay_topic(level): SHARDS * wheel.slots for level in wheel.levels}
+        self.world = World(seed, SHARDS, sizes, {SHARD_MESSAGES})
+        for limit in LIMITS:
+            self.world.land(policy_entry(limit, codec))
         self.states = SimStates(self.world)
         self.facts = Facts(self.world, codec)
         self.client = Client(self.world, codec, self.facts)
@@ -70,7 +76,8 @@ class Simulation:
             self.client.log.poll(0)
             self._turn(self.world.rng.choice((1_000, 10_000, 100_000, 400_000)))
         self.world.say("world", "calm")
-        self.world.faults = Faults(0, 0, 0, 0, 0, 0)
+        self.world.faults = Faults.none()
+        self.world.land(self.client.resumed())
         for scheduler in self.schedulers:
             scheduler.wakes_at = 0
         for worker in self.workers:
@@ -94,10 +101,12 @@ class Simulation:
         for actor in actors:
             if actor.wakes_at <= self.world.now:
                 actor.runtime.step(0) if isinstance(actor, Scheduler) else actor.act()
+        self.world.land_late()
         for connection in list(self.world.connections):
             connection.land_some()
         self.states.apply_some()
         self.facts.read()
+        check_at_once(self.facts)
         check_hosts(self.facts, self._hosts())
         if self.world.chance(0.05):
             check_checkpoint(self.facts, self.states, self.codec, self.world.rng.randrange(SHARDS), self.world)

@@ -8,7 +8,7 @@ what the records mean.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -27,7 +27,14 @@ class Faults:
     lost_ack: float = 0.01  # an append lands, and is reported as failed
     double: float = 0.01  # an append lands twice
     no_offset: float = 0.005  # an append lands, and nobody says where
+    forget: float = 0.08  # an entry of a topic on which nobody relies never lands
+    late_copy: float = 0.04  # it lands again, later
     odd: float = 0.02  # a ready topic has fewer partitions for a while, or none that can be written
+
+    @classmethod
+    def none(cls) -> Faults:
+        """All is well."""
+        return cls(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass
@@ -43,8 +50,9 @@ class Batch:
 class World:
     """What outlives every process: partitions, groups, checkpoints, true time."""
 
-    def __init__(self, seed: int, shards: int, sizes: Mapping[str, int]) -> None:
+    def __init__(self, seed: int, shards: int, sizes: Mapping[str, int], unreliable: Collection[str] = ()) -> None:
         self.seed, self.rng = seed, Random(seed)
+        self._unreliable = unreliable
         self.shards, self._sizes = shards, sizes
         self.began = self.now = 1_800_000_000_000_000
         self.faults = Faults()
@@ -53,6 +61,7 @@ class World:
         self.committed: dict[tuple[str, TopicPartition], int] = {}
         self.connections: list[SimLog] = []
         self.on_append: list[Callable[[str, Entry], None]] = []
+        self._late: list[tuple[int, Entry]] = []
         self.transcript: deque[str] = deque(maxlen=TRANSCRIPT_LINES)
 
     def say(self, who: str, what: str) -> None:
@@ -73,6 +82,21 @@ class World:
         records = self.partitions[partition]
         records.append(Record(entry.topic, entry.partition, len(records), entry.key, entry.value))
         return len(records) - 1
+
+    def land_late(self) -> None:
+        """Copies whose time has come."""
+        for at, entry in self._late.copy():
+            if at <= self.now:
+                self._late.remove((at, entry))
+                self.land(entry)
+
+    def lands(self, entry: Entry) -> bool:
+        """Whether an entry lands at all: one of a topic on which nobody relies may not, or again later."""
+        if entry.topic not in self._unreliable:
+            return True
+        if self.chance(self.faults.late_copy):
+            self._late.append((self.now + self.rng.randint(0, 5) * 1_000_000, entry))
+        return not self.chance(self.faults.forget)
 
     def members(self, group: str) -> list[SimMember]:
         """The live members of a group."""
@@ -169,12 +193,15 @@ class SimLog:
                 entries = []
             elif batch.fate == "half":
                 entries = entries[: len(entries) // 2]
-            batch.offsets = [self.world.land(entry) for entry in entries]
+            batch.offsets = self._landed(entries)
             if batch.fate == "double":
-                batch.offsets = [self.world.land(entry) for entry in entries]
+                batch.offsets = self._landed(entries)
             if batch.fate != "lands":
                 self.world.say(self.name, f"append of {len(batch.entries)}: {batch.fate}")
             self.landed.append(batch)
+
+    def _landed(self, entries: Sequence[Entry]) -> list[int]:
+        return [self.world.land(entry) for entry in entries if self.world.lands(entry)]
 
     def die(self) -> None:
         """The process is gone; of what it had sent, some still arrives."""

@@ -39,7 +39,7 @@ def everywhere(_queue: str, _priority: Priority) -> int:
 def offered(*tasks: Task) -> Dispatch:
     dispatch = Dispatch(Policies())
     for one in tasks:
-        dispatch.offer(one)
+        dispatch.offer(one, 0)
     return dispatch
 
 
@@ -115,7 +115,7 @@ def test_tasks_of_a_paused_queue_wait_and_go_on_when_it_is_resumed() -> None:
     policies.put(QueuePolicy(queue="mail", set_at=0, is_paused=True))
     dispatch = Dispatch(policies)
     for one in (task("a", queue="mail"), task("b", queue="other"), task("c", queue="mail")):
-        dispatch.offer(one)
+        dispatch.offer(one, 0)
     assert sent(dispatch) == ["b"]
     assert dispatch.depth()["mail", Priority.MEDIUM, "default"] == 2
     policies.put(QueuePolicy(queue="mail", set_at=1))
@@ -125,7 +125,7 @@ def test_tasks_of_a_paused_queue_wait_and_go_on_when_it_is_resumed() -> None:
 def test_a_record_that_nobody_started_is_not_sent_again_while_its_queue_is_paused() -> None:
     policies = Policies()
     dispatch = Dispatch(policies)
-    dispatch.offer(task("a"))
+    dispatch.offer(task("a"), 0)
     sent(dispatch)
     policies.put(QueuePolicy(queue="default", set_at=0, is_paused=True))
     assert sent(dispatch, now=RESEND_US) == []
@@ -139,7 +139,7 @@ def test_a_weight_that_is_changed_holds_for_what_waits_already() -> None:
     for number in range(2_000):
         for tenant in ("a", "b"):
             one = task(f"{tenant}{number}")
-            dispatch.offer(replace(one, spec=replace(one.spec, tenant_id=tenant)))
+            dispatch.offer(replace(one, spec=replace(one.spec, tenant_id=tenant)), 0)
 
     def shares(count: int) -> Counter[str]:
         found: list[str] = []
@@ -162,7 +162,7 @@ def test_another_queue_goes_on_when_one_is_full() -> None:
     dispatch = offered(slow)
     assert sent(dispatch) == ["a"]
     dispatch.given_back(slow, now=0, is_full=True)
-    dispatch.offer(task("b", queue="fast"))
+    dispatch.offer(task("b", queue="fast"), 0)
     assert sent(dispatch, now=1) == ["b"]
 
 
@@ -193,7 +193,7 @@ def test_a_cancelled_task_does_not_go_out_and_frees_its_place() -> None:
 def test_an_updated_task_is_offered_anew_with_its_new_priority() -> None:
     dispatch = offered(*(task(str(i)) for i in range(WINDOW_START + 5)))
     sent(dispatch)
-    dispatch.offer(task("18", Priority.HIGH))
+    dispatch.offer(task("18", Priority.HIGH), 0)
     dispatch.forget("0")
     assert sent(dispatch) == ["18"]
     assert sum(dispatch.depth().values()) == WINDOW_START + 4
@@ -205,7 +205,7 @@ def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
     assert [record.partition for record in out] == [0, 1, 2, 0, 1, 2]
     dispatch.started("1")
     dispatch.started("4")
-    dispatch.offer(task("new"))
+    dispatch.offer(task("new"), 0)
     assert [record.partition for record in dispatch.pick(0, everywhere)] == [1]
 
 
@@ -215,7 +215,7 @@ def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> 
     sent(dispatch)
     for one in blocking[:WINDOW_START]:
         dispatch.given_back(one, now=0, is_full=True)
-    dispatch.offer(task("async", kind="coroutine"))
+    dispatch.offer(task("async", kind="coroutine"), 0)
     assert sent(dispatch, now=1) == ["async"]
 
 
@@ -231,7 +231,7 @@ def test_what_is_out_is_bounded_by_bytes_too() -> None:
 def test_names_that_come_and_go_leave_nothing_behind() -> None:
     dispatch = Dispatch(Policies())
     for number in range(1_000):
-        dispatch.offer(task(f"a{number}", queue=f"q{number}"))
+        dispatch.offer(task(f"a{number}", queue=f"q{number}"), 0)
         for one in sent(dispatch):
             dispatch.started(one)
     assert len(dispatch._lanes) <= IDLE_LANES_MAX + 1
@@ -266,11 +266,11 @@ def test_what_was_not_sent_goes_out_again_in_its_order_and_the_window_stays() ->
 def test_records_go_to_the_partitions_that_a_topic_has_now() -> None:
     dispatch = offered(*(task(str(i)) for i in range(9)))
     assert [out.partition for out in dispatch.pick(0, lambda *_: 4)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
-    dispatch.offer(task("fewer"))
+    dispatch.offer(task("fewer"), 0)
     assert [out.partition for out in dispatch.pick(0, lambda *_: 2)] == [1]
     for number in range(9):
         dispatch.started(str(number))
-    dispatch.offer(task("more"))
+    dispatch.offer(task("more"), 0)
     assert [out.partition for out in dispatch.pick(0, lambda *_: 6)] == [0]
     assert {out.partition for out in dispatch.pick(RESEND_US, lambda *_: 6)} == {0, 1}
 

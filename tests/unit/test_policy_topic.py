@@ -16,7 +16,7 @@ from scheduler.policy_topic import AGAIN_US, PolicyFollower, policy_entry
 from scheduler.ports import Entry
 from schemas.codec import Codec
 from schemas.errors import Retriable
-from schemas.messages import CancelTask, Message, Policy, QueuePolicy, TenantPolicy
+from schemas.messages import CancelTask, LimitPolicy, Message, Policy, QueuePolicy, TenantPolicy
 from schemas.topics import POLICIES
 from tests.harness import eventually
 
@@ -102,8 +102,7 @@ class Forgetful(Codec):
 
 
 def test_a_registry_that_does_not_answer_is_asked_again_and_nothing_is_left_out(log: LocalLog) -> None:
-    codec = Forgetful.builtin()
-    assert isinstance(codec, Forgetful)
+    codec = Forgetful()
     follower = PolicyFollower(log, codec)
     say(log, paused("mail"), paused("other"))
     codec.failures = 1
@@ -129,9 +128,11 @@ def test_a_weight_that_nobody_may_set_counts_as_the_nearest_that_is_allowed(writ
 def test_there_are_only_so_many_but_those_that_are_there_can_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "POLICIES_MAX", 2)
     policies = Policies()
-    assert policies.put(paused("a"))
-    assert policies.put(TenantPolicy(tenant_id="a", set_at=0))
-    assert not policies.put(paused("b"))
+    assert policies.put(paused("a")) is None
+    assert policies.put(TenantPolicy(tenant_id="a", set_at=0)) is None
+    assert policies.put(paused("b")) == "there are 2 policies already"
+    assert policies.put(LimitPolicy(name="b", set_at=0, count=1)) == "there are 2 policies already"
     assert not policies.is_paused("b")
-    assert policies.put(paused("a", is_paused=False))
+    assert not policies.has_limits()
+    assert policies.put(paused("a", is_paused=False)) is None
     assert not policies.is_paused("a")

@@ -1,0 +1,368 @@
+"""Where pending tasks wait that a limit concerns: between what is due and what may go out.
+
+An attempt needs a grant of each of its keys, one after the other in an order that all shards share (so that no two
+wait for each other), before its task enters a lane. It keeps a permit until it has ended, and gives a token back as
+used when it has started. What is held is known here only as long as this owner lives: the homes know it, and tell the
+next one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from scheduler.core.fairness import FairQueue
+from scheduler.core.limit_keys import Rate
+from scheduler.core.policies import Policies
+from scheduler.core.timers import Timers
+from schemas.messages import EndedTask, LimitAsk, LimitWish, Priority, Status, Task
+from schemas.priorities import WEIGHTS
+
+ASKED_MAX = 256  # attempts of one priority for which a key's home is asked at a time
+ASK_AGAIN_US = 1_000_000  # until a home is asked again that has not answered; then after twice as long, …
+ASK_AGAIN_US_MAX = 30_000_000  # … up to this: a home that was loaded anew says so, and is asked at once
+# What went out and was then cancelled, or changed, may be about to start: its worker hears of it within this.
+STALE_START_US = 5_000_000
+
+DepthKey = tuple[str, Priority, str]  # queue, priority, tenant
+Known = Callable[[str], Task | EndedTask | None]
+
+
+class Word(NamedTuple):
+    """Something for the home of a key: an attempt has started, or holds nothing any more."""
+
+    key: str
+    attempt: str
+    is_used: bool
+
+
+class _Returning(NamedTuple):
+    """What was said to a home that may not have heard it yet."""
+
+    is_used: bool
+    number: int = 0  # of the message that says so; 0: it is not written yet
+
+
+class _Waiting(NamedTuple):
+    """A task that waits for a key."""
+
+    task: Task
+    attempt: str
+    keys: Sequence[str]  # all that it needs
+    key: str  # the one that it waits for
+
+
+class _Queue:
+    """Who waits for one key."""
+
+    __slots__ = ("again_us", "asked", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = FairQueue()  # not asked for yet
+        self.asked: dict[str, Priority] = {}  # task ids, in their order
+        self.again_us = ASK_AGAIN_US
+
+
+class _Holds:
+    """What an attempt has been granted."""
+
+    __slots__ = ("attempt", "is_started", "keys", "was_out")
+
+    def __init__(self, attempt: str) -> None:
+        self.attempt = attempt
+        self.keys: set[str] = set()
+        self.was_out = self.is_started = False
+
+
+def depth_key(task: Task) -> DepthKey:
+    """By what waiting and running tasks are counted."""
+    return task.spec.queue, task.spec.priority, task.spec.tenant_id
+
+
+def attempt_of(task: Task) -> str:
+    """The name of the attempt that a pending task is to begin, or that a running one has begun."""
+    return f"{task.task_id}:{task.attempt + (task.status is not Status.RUNNING)}"
+
+
+def _is_at(task: Task, attempt: str) -> bool:
+    """Whether a task waits for the start of this attempt, or for its end."""
+    return task.status in (Status.PENDING, Status.RUNNING) and attempt_of(task) == attempt
+
+
+class Gate:
+    """The limited tasks of a shard that wait, and what those that do not were granted."""
+
+    def __init__(self, policies: Policies) -> None:
+        self._policies = policies
+        self._queues: dict[str, _Queue] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._by_depth: dict[DepthKey, dict[str, None]] = {}  # the same by queue, priority and tenant
+        self._holds: dict[str, _Holds] = {}
+        self._words: list[Word] = []
+        self._returning: dict[tuple[str, str], _Returning] = {}  # key and attempt
+        self._later: list[tuple[int, str, str]] = []  # a heap: when to give back, key, attempt
+        self._to_ask: dict[str, bool] = {}  # keys with something to be asked; True: for all of it
+        self._again = Timers()  # keys whose home has not answered
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, task_id: str) -> bool:
+        return task_id in self._waiting
+
+    # --- tasks ---------------------------------------------------------------------------------------------------
+
+    def admits(self, task: Task, now: int) -> bool:
+        """A task became pending, durably: whether it may go now. Else it waits here, or is told of by `heard`."""
+        keys = self._policies.keys_of(task.spec)
+        holds = self._holds.get(task.task_id)
+        if not keys and holds is None:
+            return True
+        attempt = attempt_of(task)
+        if self._policies.is_paused(task.spec.queue):
+            keys = ()  # when the queue is resumed it comes again; meanwhile nothing is held for what is not out
+        if holds is not None:
+            is_out = holds.was_out and holds.attempt == attempt and not keys  # it may start even now
+            needless = [] if is_out else [key for key in holds.keys if holds.attempt != attempt or key not in keys]
+            self._give_back(task.task_id, holds, needless, now)
+        return self._goes_on(task, attempt, keys)
+
+    def _goes_on(self, task: Task, attempt: str, keys: Sequence[str]) -> bool:
+        """Wait for the next key; True: all are held."""
+        holds = self._holds.get(task.task_id)
+        for key in keys:
+            if holds is None or key not in holds.keys:
+                self._wait(_Waiting(task, attempt, keys, key))
+                return False
+        return True
+
+    def _wait(self, waiting: _Waiting) -> None:
+        task, key = waiting.task, waiting.key
+        self._waiting[task.task_id] = waiting
+        self._by_depth.setdefault(depth_key(task), {})[task.task_id] = None
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue()
+            self._to_ask[key] = True  # instead of what it may have been asked before
+        queue.waiting.put(task.task_id, task.spec.priority, task.spec.tenant_id, 0)
+        self._to_ask.setdefault(key, False)
+
+    def forget(self, task_id: str) -> None:
+        """The task waits no more. What it was granted is given back by `settle`, once that is in the log."""
+        waiting = self._waiting.pop(task_id, None)
+        if waiting is not None:
+            self._forget_depth(waiting.task)
+            queue = self._queues[waiting.key]
+            queue.waiting.remove(task_id)
+            if queue.asked.pop(task_id, None) is not None:
+                self._to_ask.setdefault(waiting.key, False)  # there is room to ask for another
+            self._drop_if_idle(waiting.key, queue)
+
+    def note_out(self, task_id: str) -> None:
+        """A ready record of the task goes out."""
+        holds = self._holds.get(task_id)
+        if holds is not None:
+            holds.was_out = True
+
+    def settle(self, task_id: str, task: Task | None, now: int) -> None:
+        """How a task stands is in the log (None: it ended, or is not in memory): give back what it needs no more."""
+        holds = self._holds.get(task_id)
+        if holds is None:
+            return
+        if task is not None and _is_at(task, holds.attempt):
+            if task.status is Status.PENDING:
+                return
+            holds.is_started = True
+            used = [key for key in holds.keys if isinstance(self._policies.rule_of(key), Rate)]
+            self._say(used, holds.attempt, is_used=True)
+            self._drop(task_id, holds, used)
+        else:
+            self._give_back(task_id, holds, list(holds.keys), now)
+
+    def _give_back(self, task_id: str, holds: _Holds, keys: Sequence[str], now: int) -> None:
+        if holds.was_out and not holds.is_started:
+            for key in keys:
+                heapq.heappush(self._later, (now + STALE_START_US, key, holds.attempt))
+                self._returning[key, holds.attempt] = _Returning(is_used=False)
+        else:
+            self._say(keys, holds.attempt, is_used=False)
+        self._drop(task_id, holds, keys)
+
+    def _drop(self, task_id: str, holds: _Holds, keys: Sequence[str]) -> None:
+        holds.keys.difference_update(keys)
+        if not holds.keys:
+            del self._holds[task_id]
+
+    # --- what homes say ------------------------------------------------------------------------------------------
+
+    def heard(self, key: str, attempts: Sequence[str], known: Known, *, is_news: bool) -> list[Task]:
+        """Attempts hold `key`, by word of its home: which tasks may go now. What nobody needs is given back.
+
+        With `is_news` they were granted it now; else the home asks whether they still need it. What was given back
+        counts for nothing until the home speaks as one that has heard of it: its word and ours may have crossed.
+        """
+        free: list[Task] = []
+        for attempt in attempts:
+            if (returning := self._returning.get((key, attempt))) is not None:
+                if returning.number:  # that message may be lost
+                    self._say([key], attempt, is_used=returning.is_used)
+                continue
+            task_id = attempt.rpartition(":")[0]
+            waiting, holds = self._waiting.get(task_id), self._holds.get(task_id)
+            if waiting is not None and waiting.attempt == attempt and key in waiting.keys:
+                if task := self._hold(waiting, key):
+                    free.append(task)
+            elif holds is None or holds.attempt != attempt or key not in holds.keys:
+                self._adopt(key, attempt, known(task_id), is_news=is_news)
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.again_us = ASK_AGAIN_US  # it answers
+            self._to_ask.setdefault(key, False)
+        return free
+
+    def _hold(self, waiting: _Waiting, key: str) -> Task | None:
+        task_id = waiting.task.task_id
+        self._holds.setdefault(task_id, _Holds(waiting.attempt)).keys.add(key)
+        if key != waiting.key:
+            return None  # it still waits for another one
+        self.forget(task_id)
+        return waiting.task if self._goes_on(waiting.task, waiting.attempt, waiting.keys) else None
+
+    def _adopt(self, key: str, attempt: str, known: Task | EndedTask | None, *, is_news: bool) -> None:
+        """An attempt holds what is not known here: an owner before this one asked for it, or it is of the past."""
+        rule = self._policies.rule_of(key)
+        is_live = isinstance(known, Task) and known.status in (Status.PENDING, Status.RUNNING)
+        if (
+            not isinstance(known, Task)
+            or not is_live
+            or attempt_of(known) != attempt
+            or key not in self._keys_of(known)
+        ):
+            # Whether it has started is not known of what was forgotten; to take a token for used is safe.
+            is_used = known is None or known.attempt >= int(attempt.rpartition(":")[2])
+            self._say([key], attempt, is_used=is_used)
+        elif known.status is Status.RUNNING and isinstance(rule, Rate):
+            self._say([key], attempt, is_used=True)
+        elif known.status is Status.PENDING and self._policies.is_paused(known.spec.queue) and is_news:
+            self._say([key], attempt, is_used=False)
+        else:
+            holds = self._holds.setdefault(known.task_id, _Holds(attempt))
+            holds.keys.add(key)
+            holds.is_started = known.status is Status.RUNNING
+            holds.was_out = True  # by an earlier owner, maybe
+
+    def _keys_of(self, task: Task) -> Sequence[str]:
+        return self._policies.keys_of(task.spec)
+
+    # --- what homes are told -------------------------------------------------------------------------------------
+
+    def words(self, now: int) -> list[Word]:
+        """What homes are to be told now, in its order; once."""
+        while self._later and self._later[0][0] <= now:
+            _, key, attempt = heapq.heappop(self._later)
+            self._say([key], attempt, is_used=False)
+        words, self._words = self._words, []
+        return words
+
+    def _say(self, keys: Iterable[str], attempt: str, *, is_used: bool) -> None:
+        for key in keys:
+            self._words.append(Word(key, attempt, is_used))
+            self._returning[key, attempt] = _Returning(is_used)
+
+    def has_told(self, number: int, key: str, attempt: str) -> None:
+        """What was given back is said in a message of this number."""
+        returning = self._returning.get((key, attempt))
+        if returning is not None:
+            self._returning[key, attempt] = returning._replace(number=number)
+
+    def has_heard(self, number: int, key: str, attempt: str) -> None:
+        """The home has heard that message, or never will: it has the last word from now on."""
+        returning = self._returning.get((key, attempt))
+        if returning is not None and returning.number == number:
+            del self._returning[key, attempt]
+
+    def asks(self, now: int) -> Iterator[LimitAsk]:
+        """What homes are to be asked now."""
+        for key in self._again.pop_due(now, len(self._queues)):
+            queue = self._queues[key]
+            queue.again_us = min(ASK_AGAIN_US_MAX, 2 * queue.again_us)
+            self._to_ask[key] = True
+        to_ask, self._to_ask = self._to_ask, {}
+        for key, is_whole in to_ask.items():
+            queue = self._queues[key]
+            added = self._add_wishes(queue)
+            if not added and not is_whole:
+                continue
+            self._again.set(key, now + queue.again_us)
+            chosen = list(queue.asked) if is_whole else added
+            wishes = tuple(LimitWish(attempt=self._waiting[one].attempt, priority=queue.asked[one]) for one in chosen)
+            yield LimitAsk(key=key, is_whole=is_whole, wishes=wishes)
+
+    def _add_wishes(self, queue: _Queue) -> list[str]:
+        counts = Counter(queue.asked.values())
+        added: list[str] = []
+        while allowed := [one for one in WEIGHTS if counts[one] < ASKED_MAX]:
+            chosen = queue.waiting.pop(allowed, self._policies.weight_of)
+            if chosen is None:
+                break
+            queue.asked[chosen.task_id] = chosen.priority
+            counts[chosen.priority] += 1
+            added.append(chosen.task_id)
+        return added
+
+    def ask_anew(self, keys: Iterable[str]) -> None:
+        """The homes of these keys know nothing of what they were asked."""
+        for key in keys:
+            if key in self._queues:
+                self._to_ask[key] = True
+
+    def asked_keys(self) -> Sequence[str]:
+        """Those for which somebody waits."""
+        return tuple(self._queues)
+
+    def next_at(self) -> int | None:
+        """When homes are to be told or asked something without any news."""
+        if self._words or self._to_ask:
+            return 0
+        instants = [self._again.next_at(), self._later[0][0] if self._later else None]
+        return min((at for at in instants if at is not None), default=None)
+
+    # --- looks ---------------------------------------------------------------------------------------------------
+
+    def take_all(self) -> list[Task]:
+        """All that wait, who wait no more: policies were changed, and they are to be offered anew."""
+        tasks = [waiting.task for waiting in self._waiting.values()]
+        for task in tasks:
+            self.forget(task.task_id)
+        return tasks
+
+    def concerns(self, task: Task) -> bool:
+        """Whether there are limits for a task, or it holds something."""
+        return task.task_id in self._holds or bool(self._keys_of(task))
+
+    def depth(self) -> Mapping[DepthKey, int]:
+        """How many tasks wait. Safe from any thread."""
+        return {key: len(tasks) for key, tasks in list(self._by_depth.items())}
+
+    def oldest(self) -> Iterator[tuple[DepthKey, str]]:
+        """Those that have waited longest."""
+        return ((key, next(iter(tasks))) for key, tasks in self._by_depth.items())
+
+    def held(self) -> int:
+        """How many attempts hold something, as far as it is known here."""
+        return len(self._holds) + len(self._later) + sum(not one.number for one in self._returning.values())
+
+    def _forget_depth(self, task: Task) -> None:
+        key = depth_key(task)
+        tasks = self._by_depth[key]
+        del tasks[task.task_id]
+        if not tasks:
+            del self._by_depth[key]
+
+    def _drop_if_idle(self, key: str, queue: _Queue) -> None:
+        if not queue.asked and not queue.waiting:
+            del self._queues[key]
+            self._to_ask.pop(key, None)
+            self._again.cancel(key)
