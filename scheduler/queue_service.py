@@ -33,8 +33,9 @@ class PriorityView(msgspec.Struct, frozen=True, kw_only=True):
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue: what waits and runs, and what operators said of it. Instants are RFC 3339 text in UTC.
 
-    The counts are a second old at most, or ten while nothing happens. `backlog` is what workers are needed for: pending
-    and running. `set_at` is when an operator said the last word; null: nobody did.
+    The counts are a second old at most, or ten while nothing happens. `throttled` of the pending ones wait for a limit.
+    `backlog` is what workers are needed for: the other pending ones, and those that run. `set_at` is when an operator
+    said the last word; null: nobody did.
     """
 
     queue: str
@@ -42,6 +43,7 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     pause_reason: str | None
     set_at: str | None
     pending: int
+    throttled: int
     running: int
     backlog: int
     started_per_s: float
@@ -132,7 +134,7 @@ class QueueService:
         return Operation(self._performer, refusing_errors(steps))
 
     def _queue(self, queue: str) -> QueueView:
-        _check_name("queue", queue)
+        check_name("queue", queue)
         found = [one for one in self._board.amounts().found if one.queue == queue]
         return _queue_view(self._board.policies.queue(queue), found)
 
@@ -145,7 +147,7 @@ class QueueService:
         return QueueList(queues=views, shards_heard=amounts.heard, shards=amounts.shards)
 
     def _set_paused(self, queue: str, reason: str | None, *, is_paused: bool) -> Steps[QueueView]:
-        _check_name("queue", queue)
+        check_name("queue", queue)
         check_reason(reason)
         before = self._board.policies.queue(queue)
         if (before.is_paused, before.pause_reason) != (is_paused, reason):
@@ -155,7 +157,7 @@ class QueueService:
         return self._queue(queue)
 
     def _tenant(self, tenant_id: str) -> TenantView:
-        _check_name("tenant_id", tenant_id)
+        check_name("tenant_id", tenant_id)
         found = [one for one in self._board.amounts().found if one.tenant_id == tenant_id]
         return _tenant_view(self._board.policies.tenant(tenant_id), found)
 
@@ -169,7 +171,7 @@ class QueueService:
         return TenantList(tenants=views, shards_heard=amounts.heard, shards=amounts.shards)
 
     def _set_weight(self, tenant_id: str, weight: int) -> Steps[TenantView]:
-        _check_name("tenant_id", tenant_id)
+        check_name("tenant_id", tenant_id)
         if not 1 <= weight <= WEIGHT_MAX:
             raise invalid("weight", f"is {weight}", f"1 to {WEIGHT_MAX:,}")
         before = self._board.policies.tenant(tenant_id)
@@ -179,21 +181,24 @@ class QueueService:
         return self._tenant(tenant_id)
 
 
-def _check_name(field: str, name: str) -> None:
+def check_name(field: str, name: str) -> None:
+    """Raises Refused: it is none."""
     if not is_name(name):
         raise invalid(field, "is not accepted", NAME_RULE)
 
 
 def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
     pending, running, started_per_s, oldest_at = _sum(found)
+    throttled = sum(one.throttled for one in found)
     return QueueView(
         queue=policy.queue,
         is_paused=policy.is_paused,
         pause_reason=policy.pause_reason,
         set_at=_instant(policy.set_at),
         pending=pending,
+        throttled=throttled,
         running=running,
-        backlog=pending + running,
+        backlog=pending - throttled + running,
         started_per_s=started_per_s,
         oldest_at=oldest_at,
         priorities=[_priority_view(priority, found) for priority in Priority],

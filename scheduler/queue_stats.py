@@ -26,6 +26,7 @@ class Amount(NamedTuple):
     priority: Priority
     tenant_id: str
     pending: int
+    throttled: int
     running: int
     started_per_s: float
     oldest_at: int | None
@@ -78,7 +79,7 @@ class StatsFollower:
             if now_s - heard.heard_s <= STALE_S:
                 for one in heard.stats.queues:
                     rate = heard.rates.get(_key(one), 0.0)
-                    yield Amount(*_key(one), one.pending, one.running, rate, one.oldest_at)
+                    yield Amount(*_key(one), one.pending, one.throttled, one.running, rate, one.oldest_at)
 
     def shards(self, now_s: float) -> int:
         """Of how many shards it was heard lately. Safe from any thread."""

@@ -19,6 +19,7 @@ from scheduler.accepted import Accepted
 from scheduler.core.parking import PARKED_FROM
 from scheduler.gateway import Answer, Gateway
 from scheduler.instants import format_instant
+from scheduler.limit_service import LimitService
 from scheduler.operations import (
     Operation,
     Performer,
@@ -149,7 +150,7 @@ _Known: TypeAlias = TaskRow | EndedTask | None
 
 
 class TaskService:
-    """What can be asked of tasks; `schedules` and `queues` are what can be asked of those."""
+    """What can be asked of tasks; `schedules`, `queues` and `limits` are what can be asked of those."""
 
     def __init__(
         self,
@@ -189,6 +190,7 @@ class TaskService:
         )
 
         self.queues = QueueService(self._performer, gateway, clock=clock)
+        self.limits = LimitService(self._performer, gateway, clock=clock)
 
     def close(self) -> None:
         """Let the reads that are under way end."""

@@ -12,9 +12,10 @@ from typing_extensions import Unpack
 
 from scheduler.refusals import Refusal, Refused
 from scheduler.submission import without_none
-from schemas.messages import Priority, RetryPolicy
+from schemas.messages import LimitStrategy, Priority, RetryPolicy
 from tidewheel.backend import Backend, Prepared
 from tidewheel.handles import TaskHandle, translated
+from tidewheel.limits import AppLimits
 from tidewheel.options import (
     CallOptions,
     Retry,
@@ -45,6 +46,7 @@ class App:
         self.name = name
         self.registry = Registry()
         self.schedules = AppSchedules(self)
+        self.limits = AppLimits(self)
         self._settings = settings
         self._backend: Backend | None = None
 
@@ -104,6 +106,27 @@ class App:
     def calendar(self, *instants: datetime, **options: Unpack[ScheduleOptions]) -> ScheduleDecorator:
         """Run a task type at these instants. As `cron`."""
         return ScheduleDecorator(self, {"calendar": list(instants)}, options)
+
+    def limit(
+        self,
+        name: str,
+        count: int,
+        *,
+        per: Seconds | None = None,
+        burst: int | None = None,
+        key: str | None = None,
+        where: Mapping[str, str] | None = None,
+        strategy: LimitStrategy | str | None = None,
+    ) -> None:
+        """Let at most `count` attempts start in each `per` seconds (or timedelta), or, without it, run at a time.
+
+        It counts by `key`, a template such as "{tenant_id}", and concerns the tasks with the fields of `where`, such as
+        `{"queue": "mail"}`; docs/GUIDE.md tells all of it. It holds once an embedded engine of the app starts, or from
+        `tidewheel limits sync` on. RegistrationError names what is wrong.
+        """
+        period = None if per is None else seconds_of(per)
+        fields = {"count": count, "period_seconds": period, "burst": burst, "key": key, "strategy": strategy}
+        self.limits.declare(name, {**fields, "where": None if where is None else dict(where)})
 
     def handle(self, task_id: str) -> TaskHandle[Any]:
         """A task that was submitted before, or by somebody else."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from scheduler.limit_service import LimitList, LimitService, LimitView, declaration_of
 from scheduler.ports import ScheduleFilter, TaskFilter
 from scheduler.queue_service import QueueList, QueueView, TenantList, TenantView
 from scheduler.refusals import Refusal
@@ -54,6 +55,10 @@ class Backend(Protocol):
     @property
     def queues(self) -> QueueBackend:
         """What can be asked of queues and tenants."""
+
+    @property
+    def limits(self) -> LimitBackend:
+        """What can be asked of limits."""
 
     def prepare(self, fields: Mapping[str, Any]) -> Prepared:
         """Ready to submit with these fields again and again."""
@@ -148,6 +153,22 @@ class QueueBackend(Protocol):
         """Let a tenant have another share, also of what waits already."""
 
 
+class LimitBackend(Protocol):
+    """Limits of a scheduler."""
+
+    def limit(self, name: str) -> Doable[LimitView]:
+        """How a limit stands."""
+
+    def limits(self) -> Doable[LimitList]:
+        """All limits."""
+
+    def set_limit(self, name: str, fields: Mapping[str, Any]) -> Doable[LimitView]:
+        """Let a limit hold from now on, with the fields of a declaration."""
+
+    def remove_limit(self, name: str) -> Doable[None]:
+        """Let a limit hold no more."""
+
+
 class Prepared(Protocol):
     """The fields of a submission but for the payload, checked once."""
 
@@ -226,6 +247,20 @@ class LocalSchedules:
         return self._service.preview(validated(Preview, fields))
 
 
+class LocalLimits:
+    """Limits of this process."""
+
+    def __init__(self, service: LimitService) -> None:
+        self._service = service
+        self.limit = service.limit
+        self.limits = service.limits
+        self.remove_limit = service.remove_limit
+
+    def set_limit(self, name: str, fields: Mapping[str, Any]) -> Doable[LimitView]:
+        """Let a limit hold from now on."""
+        return self._service.set_limit(name, declaration_of(fields))
+
+
 def _created(created: Created) -> CreatedSchedule:
     return created.view
 
@@ -237,6 +272,7 @@ class LocalBackend:
         self._service = service
         self.schedules = LocalSchedules(service.schedules)
         self.queues: QueueBackend = service.queues
+        self.limits: LimitBackend = LocalLimits(service.limits)
         self.get = service.get
         self.wait = service.wait
         self.list_tasks = service.list_tasks

@@ -113,21 +113,22 @@ class Engine:
             raise
         if self._app is not None:
             self._app.use(LocalBackend(self.service))
-            self._sync_schedules(self._app)
+            self._sync(self._app)
 
-    def _sync_schedules(self, app: App) -> None:
-        if not len(app.schedules):
-            return
+    def _sync(self, app: App) -> None:
+        """Limits first: what schedules submit may be limited."""
         try:
-            report = app.schedules.sync()
+            if len(app.limits):
+                _log.info("limits are as declared", **msgspec.structs.asdict(app.limits.sync()))
+            if len(app.schedules):
+                report = app.schedules.sync()
+                _log.info("schedules are as declared", **msgspec.structs.asdict(report))
+                if report.gone:
+                    hint = "schedules that the app declares no more go on; tidewheel cron delete ends them"
+                    _log.warning(hint, names=report.gone)
         except BaseException:
             self.stop()
             raise
-        _log.info("schedules are as declared", **msgspec.structs.asdict(report))
-        if report.gone:
-            _log.warning(
-                "schedules that the app declares no more go on; tidewheel cron delete ends them", names=report.gone
-            )
 
     def stop(self, grace_s: float | None = None) -> None:
         """Finish what runs, within the grace; then stop part by part and close the files. Idempotent.

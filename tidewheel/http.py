@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from scheduler.instants import INSTANT_RULE, format_instant, instant_of
+from scheduler.limit_service import LimitList, LimitView
 from scheduler.ports import ScheduleFilter, TaskFilter
 from scheduler.queue_service import QueueList, QueueView, TenantList, TenantView
 from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid, not_found, schedule_not_found
@@ -121,6 +122,11 @@ class HttpBackend:
     def queues(self) -> HttpQueues:
         """What can be asked of queues and tenants."""
         return HttpQueues(self)
+
+    @property
+    def limits(self) -> HttpLimits:
+        """What can be asked of limits."""
+        return HttpLimits(self)
 
     @property
     def server(self) -> str:
@@ -318,6 +324,29 @@ class HttpQueues:
         return self._backend.call("PUT", _tenant_path(tenant_id), TenantView, content=_encoded({"weight": weight}))
 
 
+class HttpLimits:
+    """Limits of a server."""
+
+    def __init__(self, backend: HttpBackend) -> None:
+        self._backend = backend
+
+    def limit(self, name: str) -> HttpCall[LimitView]:
+        """How a limit stands."""
+        return self._backend.call("GET", _limit_path(name), LimitView)
+
+    def limits(self) -> HttpCall[LimitList]:
+        """All limits."""
+        return self._backend.call("GET", _LIMITS, LimitList)
+
+    def set_limit(self, name: str, fields: Mapping[str, Any]) -> HttpCall[LimitView]:
+        """Let a limit hold from now on, with the fields of a declaration."""
+        return self._backend.call("PUT", _limit_path(name), LimitView, content=_encoded(fields))
+
+    def remove_limit(self, name: str) -> HttpCall[None]:
+        """Let a limit hold no more."""
+        return HttpCall(self._backend, "DELETE", _limit_path(name), lambda _: None)
+
+
 class HttpPrepared:
     """Submissions with the same fields."""
 
@@ -399,12 +428,19 @@ def _path(task_id: str, collection: str = "tasks") -> str:
 _SCHEDULES = "/api/v1/cron-tasks"
 _QUEUES = "/api/v1/queues"
 _TENANTS = "/api/v1/tenants"
+_LIMITS = "/api/v1/limits"
 
 
 def _queue_path(queue: str) -> str:
     if not is_name(queue):
         raise invalid("queue", "is not accepted", NAME_RULE)
     return f"{_QUEUES}/{queue}"
+
+
+def _limit_path(name: str) -> str:
+    if not is_name(name):
+        raise invalid("name", "is not accepted", NAME_RULE)
+    return f"{_LIMITS}/{name}"
 
 
 def _tenant_path(tenant_id: str) -> str:

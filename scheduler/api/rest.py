@@ -22,6 +22,8 @@ from scheduler.api.documents import describe, documented, reference
 from scheduler.api.exchange import Limit, check_query, json_response
 from scheduler.api.guard import Guard, UnsupportedMediaType, read_json, read_json_if_any
 from scheduler.api.health import Health, HealthView, health_view
+from scheduler.api.limits import ANSWERS as LIMIT_ANSWERS
+from scheduler.api.limits import limit_routes
 from scheduler.api.problem import Problem, http_problem, problem_of, problem_response, refusal_response
 from scheduler.api.queues import ANSWERS as QUEUE_ANSWERS
 from scheduler.api.queues import queue_routes
@@ -91,6 +93,7 @@ _ANSWERS: tuple[type, ...] = (
     TimersView,
     *SCHEDULE_ANSWERS,
     *QUEUE_ANSWERS,
+    *LIMIT_ANSWERS,
 )
 
 
@@ -120,6 +123,7 @@ def create_api(
     app.include_router(_dead_letter_routes(service))
     app.include_router(schedule_routes(service.schedules))
     app.include_router(queue_routes(service.queues))
+    app.include_router(limit_routes(service.limits))
     app.include_router(_operating_routes(health, readiness or health, metrics))
     app.include_router(_schema_routes(schema_answer))
     if timers is not None:

@@ -68,12 +68,12 @@ class _Queue:
 class _Holds:
     """What an attempt has been granted."""
 
-    __slots__ = ("attempt", "is_started", "keys", "was_out")
+    __slots__ = ("attempt", "keys", "was_out")
 
     def __init__(self, attempt: str) -> None:
         self.attempt = attempt
         self.keys: set[str] = set()
-        self.was_out = self.is_started = False
+        self.was_out = False
 
 
 def depth_key(task: Task) -> DepthKey:
@@ -89,6 +89,10 @@ def attempt_of(task: Task) -> str:
 def _is_at(task: Task, attempt: str) -> bool:
     """Whether a task waits for the start of this attempt, or for its end."""
     return task.status in (Status.PENDING, Status.RUNNING) and attempt_of(task) == attempt
+
+
+def _number(attempt: str) -> int:
+    return int(attempt.rpartition(":")[2])
 
 
 class Gate:
@@ -126,7 +130,7 @@ class Gate:
         if holds is not None:
             is_out = holds.was_out and holds.attempt == attempt and not keys  # it may start even now
             needless = [] if is_out else [key for key in holds.keys if holds.attempt != attempt or key not in keys]
-            self._give_back(task.task_id, holds, needless, now)
+            self._give_back(task, holds, needless, now)
         return self._goes_on(task, attempt, keys)
 
     def _goes_on(self, task: Task, attempt: str, keys: Sequence[str]) -> bool:
@@ -166,34 +170,28 @@ class Gate:
         if holds is not None:
             holds.was_out = True
 
-    def settle(self, task_id: str, task: Task | None, now: int) -> None:
-        """How a task stands is in the log (None: it ended, or is not in memory): give back what it needs no more."""
-        holds = self._holds.get(task_id)
+    def settle(self, known: Task | EndedTask, now: int) -> None:
+        """How a task stands is in the log: give back what it needs no more."""
+        holds = self._holds.get(known.task_id)
         if holds is None:
             return
-        if task is not None and _is_at(task, holds.attempt):
-            if task.status is Status.PENDING:
-                return
-            holds.is_started = True
-            used = [key for key in holds.keys if isinstance(self._policies.rule_of(key), Rate)]
-            self._say(used, holds.attempt, is_used=True)
-            self._drop(task_id, holds, used)
-        else:
-            self._give_back(task_id, holds, list(holds.keys), now)
+        if not isinstance(known, Task) or not _is_at(known, holds.attempt):
+            self._give_back(known, holds, list(holds.keys), now)
+        elif known.status is Status.RUNNING:
+            tokens = [key for key in holds.keys if isinstance(self._policies.rule_of(key), Rate)]
+            self._give_back(known, holds, tokens, now)
 
-    def _give_back(self, task_id: str, holds: _Holds, keys: Sequence[str], now: int) -> None:
-        if holds.was_out and not holds.is_started:
+    def _give_back(self, known: Task | EndedTask, holds: _Holds, keys: Sequence[str], now: int) -> None:
+        is_started = known.attempt >= _number(holds.attempt)
+        if holds.was_out and not is_started:
             for key in keys:
                 heapq.heappush(self._later, (now + STALE_START_US, key, holds.attempt))
                 self._returning[key, holds.attempt] = _Returning(is_used=False)
         else:
-            self._say(keys, holds.attempt, is_used=False)
-        self._drop(task_id, holds, keys)
-
-    def _drop(self, task_id: str, holds: _Holds, keys: Sequence[str]) -> None:
+            self._say(keys, holds.attempt, is_used=is_started)
         holds.keys.difference_update(keys)
         if not holds.keys:
-            del self._holds[task_id]
+            del self._holds[known.task_id]
 
     # --- what homes say ------------------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Gate:
             or key not in self._keys_of(known)
         ):
             # Whether it has started is not known of what was forgotten; to take a token for used is safe.
-            is_used = known is None or known.attempt >= int(attempt.rpartition(":")[2])
+            is_used = known is None or known.attempt >= _number(attempt)
             self._say([key], attempt, is_used=is_used)
         elif known.status is Status.RUNNING and isinstance(rule, Rate):
             self._say([key], attempt, is_used=True)
@@ -250,7 +248,6 @@ class Gate:
         else:
             holds = self._holds.setdefault(known.task_id, _Holds(attempt))
             holds.keys.add(key)
-            holds.is_started = known.status is Status.RUNNING
             holds.was_out = True  # by an earlier owner, maybe
 
     def _keys_of(self, task: Task) -> Sequence[str]:

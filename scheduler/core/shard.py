@@ -1089,13 +1089,13 @@ class Shard:
             if task is not None:
                 if task.version != event.version:
                     continue
-                self._dispatch.gate.settle(task.task_id, task, now)
+                self._dispatch.gate.settle(task, now)
                 if task.status is Status.PENDING:
                     self._dispatch.offer(task, now)
                 elif task.status in PARKED_FROM:
                     self._offer_to_wheel(task)
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
-                self._dispatch.gate.settle(known.task_id, None, now)
+                self._dispatch.gate.settle(known, now)
                 self._will_forget(known, offset)
 
     def dispatch(self, now: int, partitions_of: PartitionsOf) -> list[tuple[int, ReadyTask]]:

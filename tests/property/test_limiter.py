@@ -110,7 +110,7 @@ class World:
         self.limiter.hear(KEY, [str(attempt)], is_used=isinstance(self.rule, Rate))
 
     def _crash(self) -> None:
-        """The home is loaded elsewhere: who asked is forgotten, and asks again; what was heard and not decided is lost."""
+        """The home is loaded elsewhere: who asked is forgotten, and asks again; what was heard may be lost."""
         held = self.limiter.held(KEY)
         self.limiter = Limiter(lambda key: self.rule)
         if held is not None:

@@ -173,8 +173,9 @@ def _after_reading(let_go: Callable[..., None], slots: Slots, now: int) -> None:
 
 def _settled_at_once(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
     evolve(shard, event)
-    if shard._is_loaded:
-        shard._dispatch.gate.settle(event.entity_id, shard.state.tasks.get(event.entity_id), event.at)
+    known = shard.known(event.entity_id)
+    if shard._is_loaded and known is not None:
+        shard._dispatch.gate.settle(known, event.at)
 
 
 def _whatever_its_number(hear: Callable[..., Any], limits: ShardLimits, message: ShardMessage, epoch: int) -> Any:
@@ -250,6 +251,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "messages-that-came-twice-count": lambda: _around(ShardLimits, "hear", _whatever_its_number),
     "tokens-come-back-from-the-grant-on": lambda: _around(Limiter, "fold", _used_when_granted),
     "time-between-owners-counts": lambda: _instead(Limiter, "change_clock", None),
+    "tokens-of-starts-come-back": lambda: _around(
+        Gate, "_say", lambda say, gate, keys, attempt, is_used: say(gate, keys, attempt, is_used=False)
+    ),
     "held-for-ever": lambda: patch.object(Limiter, "to_check", lambda _limiter, _now: iter(())),
     "asked-once": lambda: _around(Gate, "asks", _asked_once),
     "what-an-owner-before-held-is-given-back": lambda: patch.object(

@@ -22,11 +22,13 @@ from schemas.messages import LimitPolicy, LimitStrategy, Priority, TaskSpec
 
 
 def policy(**fields: Any) -> LimitPolicy:
-    return LimitPolicy(**{"name": "mail", "set_at": 0, "count": 10} | fields)
+    given: dict[str, Any] = {"name": "mail", "set_at": 0, "count": 10, **fields}
+    return LimitPolicy(**given)
 
 
 def spec(**fields: Any) -> TaskSpec:
-    return TaskSpec(**{"task_type": "send", "queue": "mail", "tenant_id": "acme"} | fields)
+    given: dict[str, Any] = {"task_type": "send", "queue": "mail", "tenant_id": "acme", **fields}
+    return TaskSpec(**given)
 
 
 @pytest.mark.parametrize(

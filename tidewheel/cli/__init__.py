@@ -30,6 +30,7 @@ _COMMANDS = {
     "cron": Lazy("cron:cron", "Schedules: what runs again and again."),
     "queues": Lazy("queues:queues", "Queues: which are paused; pause and resume them."),
     "tenants": Lazy("queues:tenants", "Tenants: their shares of the starts."),
+    "limits": Lazy("limits:limits", "Limits: how many may start in a time, or run at a time."),
     "dlq": Lazy("dead_letters:dlq", "Dead letters: tasks that used up their attempts."),
     "timers": Lazy("timers:timers", "Show what waits for its time, and how late the last ones were."),
     "scheduler": Lazy("cluster:scheduler", "Run a scheduler of a cluster."),

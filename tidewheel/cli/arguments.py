@@ -90,16 +90,22 @@ def _payload_error(text: str, message: str) -> CommandError:
     return error
 
 
-def metadata_of(pairs: Iterable[str], tenant: str | None) -> dict[str, str]:
-    """Metadata from name=value, with the tenant among it."""
-    metadata: dict[str, str] = {}
+def pairs_of(option: str, pairs: Iterable[str]) -> dict[str, str]:
+    """Texts by name from name=value."""
+    found: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise usage("--metadata", f"{pair!r} has no name and value", "name=value, for example order=42")
-        if name in metadata:
-            raise usage("--metadata", f"names {name!r} twice", "each name once")
-        metadata[name] = value
+            raise usage(option, f"{pair!r} has no name and value", "name=value, for example order=42")
+        if name in found:
+            raise usage(option, f"names {name!r} twice", "each name once")
+        found[name] = value
+    return found
+
+
+def metadata_of(pairs: Iterable[str], tenant: str | None) -> dict[str, str]:
+    """Metadata from name=value, with the tenant among it."""
+    metadata = pairs_of("--metadata", pairs)
     if tenant is not None:
         if metadata.get("tenant_id", tenant) != tenant:
             raise usage("--tenant", "disagrees with --metadata tenant_id", "one of the two")

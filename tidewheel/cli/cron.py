@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -13,11 +12,12 @@ from rich.text import Text
 
 from scheduler.instants import parse_instant
 from scheduler.ports import ScheduleFilter
-from scheduler.refusals import RefusalKind, Refused
+from scheduler.refusals import RefusalKind
 from scheduler.schedule_submission import PREVIEW_DEFAULT, named_schedule_id
 from scheduler.schedule_view import RunView, ScheduleList, ScheduleStatus, ScheduleView
 from schemas.ids import NAME_RULE, is_name
 from tidewheel.backend import Doable
+from tidewheel.cli.apps import AppToLoad, synced
 from tidewheel.cli.arguments import (
     All,
     Cursor,
@@ -34,8 +34,6 @@ from tidewheel.cli.client import LOCAL, Client, connected_to
 from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
 from tidewheel.cli.lazy import group
 from tidewheel.cli.listing import check_limit, each, now_us, pages_of
-from tidewheel.errors import TidewheelError
-from tidewheel.loading import AppNotLoaded, add_folder_to_path, load_app
 from tidewheel.terminal import Look, about, console, local_time, plain, relative, show, status_text
 
 T = TypeVar("T")
@@ -328,28 +326,13 @@ def preview(
 
 
 def sync(
-    app: Annotated[str, typer.Argument(metavar="MODULE:APP", show_default=False)],
+    app: AppToLoad,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Make and change schedules so that they are as an application declares them. None is deleted."""
-    try:
-        add_folder_to_path(Path.cwd())
-        loaded = load_app(app)
-    except AppNotLoaded as error:
-        code = Exit.USAGE if error.is_misnamed else Exit.REFUSED
-        raise CommandError(str(error), code=code, kind="app", hint=error.hint) from error
-    with connected_to(server) as connected:
-        loaded.use(connected.backend)
-        try:
-            report = loaded.schedules.sync()
-        except TidewheelError as error:
-            if isinstance(error.__cause__, Refused):
-                raise connected.translated(error.__cause__) from error
-            raise
-        finally:
-            loaded.use(None)
+    report = synced(app, server, lambda loaded: loaded.schedules.sync())
     if json:
         print_json(report)
         return Exit.OK

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tidewheel.app import App
 from tidewheel.banner import Banner
+from tidewheel.cli.apps import loaded_app
 from tidewheel.cli.arguments import seconds
 from tidewheel.cli.edge import CommandError, Exit, print_json, usage
-from tidewheel.loading import AppNotLoaded, add_folder_to_path, load_app
 from tidewheel.logs import LEVELS, configure_logs
 from tidewheel.serving import EngineGone, PartDied
 from tidewheel.terminal import console, show
@@ -57,12 +56,7 @@ def prepared(app: str | None, log_level: str, log_json: bool) -> App | None:
     if log_level not in LEVELS:
         raise usage("--log-level", f"{log_level!r} is no level", f"one of {', '.join(LEVELS)}")
     configure_logs(log_level, is_json=log_json)
-    try:
-        add_folder_to_path(Path.cwd())
-        return None if app is None else load_app(app)
-    except AppNotLoaded as error:
-        code = Exit.USAGE if error.is_misnamed else Exit.REFUSED
-        raise CommandError(str(error), code=code, kind="app", hint=error.hint) from error
+    return None if app is None else loaded_app(app)
 
 
 def with_tasks(app: App | None, name: str) -> App:
