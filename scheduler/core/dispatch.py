@@ -1,9 +1,11 @@
 """Which waiting tasks are sent out to workers now. All of it is derived: after a load it is built anew from the state.
 
-A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
-must be decided late (priority, cancellation) is still decided here. The window adapts as TCP's does: it grows with each
-start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their own because
-they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
+A shard lets only a small window of not yet started records out per priority of a lane (a task type in a queue), so
+that whatever must be decided late (tenants, cancellation) is still decided here. A window adapts as TCP's does: it
+grows with each start and is halved when a worker gives a record back because it has no free slot. Types have lanes of
+their own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
+Priorities have windows of their own so that an urgent task need not wait for the start of one that is not: it goes out
+at once, and its worker lets it have the next slot.
 
 Tasks of a paused queue wait here. What was out already may start: at most a window, and at once if a worker is free.
 
@@ -42,23 +44,41 @@ class Dispatched(NamedTuple):
     is_again: bool
 
 
+class _Window:
+    """What is out of one priority of a lane, and how much may be."""
+
+    __slots__ = ("blocked_until", "out", "size")
+
+    def __init__(self) -> None:
+        self.size = WINDOW_START
+        self.out = 0
+        self.blocked_until = 0
+
+    def is_open(self, now: int) -> bool:
+        """Whether one more may go out."""
+        if now < self.blocked_until:
+            return False
+        self.blocked_until = 0  # time has done what it can: `next_at` must not name it again
+        return self.out < self.size
+
+
 class _Lane:
     """The pending tasks of one type in one queue, and what is out of them."""
 
     def __init__(self) -> None:
         self.waiting = FairQueue()
-        self.window = WINDOW_START
-        self.out = 0
+        self.windows = {priority: _Window() for priority in WEIGHTS}
         self.out_bytes = 0
-        self.blocked_until = 0
 
-    def has_room(self) -> bool:
-        """Whether one more may go out."""
-        return self.out < self.window and self.out_bytes < WINDOW_BYTES_MAX
+    def open_priorities(self, now: int) -> list[Priority]:
+        """Those of which something waits, and one more may go out."""
+        if self.out_bytes >= WINDOW_BYTES_MAX:
+            return []
+        return [priority for priority in self.waiting.priorities() if self.windows[priority].is_open(now)]
 
     def is_idle(self) -> bool:
         """Whether there is nothing of it, so that it may be forgotten."""
-        return not self.out and not self.waiting
+        return not self.waiting and not any(window.out for window in self.windows.values())
 
 
 LaneKey = tuple[str, str]  # queue, task type
@@ -127,48 +147,54 @@ class Dispatch:
         """A worker started it: the window may grow."""
         out = self._out.get(task_id)
         if out is not None:
-            lane = self._lanes[out.lane]
-            lane.window = min(WINDOW_MAX, lane.window + 1)
+            window = self._lanes[out.lane].windows[out.priority]
+            window.size = min(WINDOW_MAX, window.size + 1)
         self.forget(task_id)  # it may also wait here again: given back by one worker, started by another
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
         """A worker returned it unstarted; first in line again. `is_full`: since it had no free slot."""
-        lane = self.not_sent(task)
-        if is_full and lane is not None:
-            lane.window = max(1, lane.window // 2)
-            lane.blocked_until = now + PROBE_US
+        out = self.not_sent(task)
+        if is_full and out is not None:
+            window = self._lanes[out.lane].windows[out.priority]
+            window.size = max(1, window.size // 2)
+            window.blocked_until = now + PROBE_US
 
-    def not_sent(self, task: Task) -> _Lane | None:
-        """Its ready record did not reach its topic, or nobody knows; first in line again. Its lane, if it was out."""
+    def not_sent(self, task: Task) -> _Out | None:
+        """Its ready record did not reach its topic, or nobody knows; first in line again. How it was out."""
         out = self._take_in(task.task_id)
-        return None if out is None else self._wait(out.lane, out.priority, task, is_first=True)
+        if out is not None:
+            self._wait(out.lane, out.priority, task, is_first=True)
+        return out
 
     def unblock(self) -> None:
         """A worker has a free slot (again)."""
         for lane in self._lanes.values():
-            lane.blocked_until = 0
+            for window in lane.windows.values():
+                window.blocked_until = 0
 
     def pick(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         """What is to be sent now: within the windows, by weight, and what went out long ago without being started."""
         self._look_at = None
         picked = self._pick_resends(now, partitions_of)
         for key, lane in self._lanes.items():
-            if now < lane.blocked_until:
-                continue
-            lane.blocked_until = 0  # time has done what it can: `next_at` must not name it again
-            if not lane.has_room() or self._policies.is_paused(key[0]):
+            if not lane.waiting or self._policies.is_paused(key[0]):
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
-            while lane.has_room() and (chosen := lane.waiting.pop(partitions, self._policies.weight_of)):
+            allowed = list(partitions)
+            while allowed and (chosen := lane.waiting.pop(allowed, self._policies.weight_of)):
                 task_id, priority, tenant_id, size = chosen
                 del self._place[task_id]
                 out = _Out(key, priority, tenant_id, 0, size, now + RESEND_US, RESEND_US)
                 picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
+                if lane.out_bytes >= WINDOW_BYTES_MAX:
+                    break
+                if not lane.windows[priority].is_open(now):
+                    allowed.remove(priority)
         return picked
 
     def _writable(self, queue: str, lane: _Lane, now: int, partitions_of: PartitionsOf) -> dict[Priority, int]:
-        """The priorities of which something waits and can be written, with the partitions of their topics."""
-        partitions = {priority: partitions_of(queue, priority) for priority in lane.waiting.priorities()}
+        """The priorities that may go out and can be written, with the partitions of their topics."""
+        partitions = {priority: partitions_of(queue, priority) for priority in lane.open_priorities(now)}
         if all(partitions.values()):
             return partitions
         self._look_at = now + HELD_US
@@ -176,7 +202,12 @@ class Dispatch:
 
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
-        instants = [lane.blocked_until for lane in self._lanes.values() if lane.blocked_until and lane.waiting]
+        instants = [
+            window.blocked_until
+            for lane in self._lanes.values()
+            for priority in lane.waiting.priorities()
+            if (window := lane.windows[priority]).blocked_until
+        ]
         resend_at = self._resends.next_at()
         instants += [at for at in (resend_at, self._look_at) if at is not None]
         return min(instants, default=None)
@@ -215,14 +246,13 @@ class Dispatch:
             picked.append(Dispatched(task_id, self._send(task_id, again, partitions), True))
         return picked
 
-    def _wait(self, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> _Lane:
+    def _wait(self, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> None:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
         spec = task.spec
         lane.waiting.put(task.task_id, priority, spec.tenant_id, len(spec.payload), is_first=is_first)
         self._place[task.task_id] = key
-        return lane
 
     def _send(self, task_id: str, out: _Out, partitions: int) -> int:
         load = self._load.setdefault((out.lane[0], out.priority), [])
@@ -246,7 +276,7 @@ class Dispatch:
 
     def _count_out(self, out: _Out, difference: int) -> None:
         lane = self._lanes[out.lane]
-        lane.out += difference
+        lane.windows[out.priority].out += difference
         lane.out_bytes += difference * out.size
         self._load[out.lane[0], out.priority][out.partition] += difference
 

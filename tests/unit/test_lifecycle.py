@@ -13,6 +13,7 @@ from scheduler.core.task import NOT_KNOWN, TERMINAL, TRANSITIONS, IllegalTransit
 from schemas.messages import (
     Event,
     EventBody,
+    LimitChanged,
     RequestForwarded,
     ShardOpened,
     Status,
@@ -24,7 +25,7 @@ from schemas.messages import (
 from tests.samples import full, minimal
 
 STATUSES = [NOT_KNOWN, *(status for status in Status if status not in (Status.UNKNOWN, Status.SUBMITTED))]
-OTHERS = {TaskRejected, RequestForwarded, ShardOpened, *SCHEDULE_BODIES}  # change no task
+OTHERS = {TaskRejected, RequestForwarded, ShardOpened, LimitChanged, *SCHEDULE_BODIES}  # change no task
 BODIES = [body for body in typing.get_args(EventBody) if body not in OTHERS]
 
 

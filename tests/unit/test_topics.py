@@ -12,8 +12,11 @@ from infra.kafka.topics import Change, Difference, FoundTopic, Plan, compare, wa
 from infra.topics import ClusterSizes, TopicCatalog, cluster_catalog, embedded_catalog
 from schemas.topics import (
     INPUT_TOPICS,
+    POLICIES,
     REPLIES,
+    SHARD_MESSAGES,
     SHARD_STATE,
+    SHARD_STATS,
     TASK_EVENTS,
     TASK_REQUESTS,
     TASK_REQUESTS_INVALID,
@@ -25,7 +28,7 @@ from schemas.wheel import WheelShape
 PREFIX = "p."
 SIZES = ClusterSizes(shards=6, ready_partitions=3, reply_partitions=5, replication=3, event_retention_ms=1_000_000)
 CATALOG = cluster_catalog(SIZES)
-PER_SHARD = (*INPUT_TOPICS, TASK_EVENTS, SHARD_STATE)
+PER_SHARD = (*INPUT_TOPICS, TASK_EVENTS, SHARD_STATE, SHARD_MESSAGES)
 
 
 def found(catalog: TopicCatalog = CATALOG, queues: Iterable[str] = ()) -> dict[str, FoundTopic]:
@@ -65,10 +68,10 @@ def test_an_event_has_room_for_all_of_its_request() -> None:
     assert event - request == 64 * 1024
 
 
-def test_the_state_alone_is_compacted_and_nothing_is_removed_by_size() -> None:
+def test_what_holds_until_it_is_replaced_is_compacted_and_nothing_is_removed_by_size() -> None:
     compacted = {spec.name for spec in CATALOG if spec.settings["cleanup.policy"] == "compact"}
-    assert compacted == {SHARD_STATE}
-    assert all(spec.settings["retention.bytes"] == "-1" for spec in CATALOG if spec.name != SHARD_STATE)
+    assert compacted == {SHARD_STATE, SHARD_STATS, POLICIES}
+    assert all(spec.settings["retention.bytes"] == "-1" for spec in CATALOG if spec.name not in compacted)
 
 
 def test_all_topics_are_kept_in_copies_of_which_one_may_be_missing() -> None:
@@ -83,7 +86,7 @@ def test_all_topics_are_kept_in_copies_of_which_one_may_be_missing() -> None:
 def test_both_engines_have_the_same_topics_but_for_the_state() -> None:
     assert {spec.name for spec in CATALOG} - {spec.name for spec in embedded_catalog(4)} == {SHARD_STATE}
     levels = {delay_topic(level) for level in WheelShape().levels}
-    assert {spec.name for spec in embedded_catalog(4).durable} == {*INPUT_TOPICS, TASK_EVENTS, *levels}
+    assert {spec.name for spec in embedded_catalog(4).durable} == {*INPUT_TOPICS, TASK_EVENTS, POLICIES, *levels}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_what_was_applied_is_as_wanted() -> None:
     plan = compared(found(queues=["mail"]))
     assert plan.is_done
     assert f"{PREFIX}ready.mail.high" in plan.equal
-    assert len(plan.equal) == 12
+    assert len(plan.equal) == 15
 
 
 def test_on_empty_brokers_all_is_to_be_created_but_topics_of_queues() -> None:
