@@ -218,6 +218,7 @@ def _shared_topics(sizes: ClusterSizes) -> tuple[TopicSpec, ...]:
             POLICIES,
             1,
             is_durable=True,
+            visibility=Visibility.COMMITTED,  # its end is the end of a record, so that who reads up to it knows all
             is_kept_until_trimmed=True,
             replication=copies,
             settings=_settings(sizes, None, RECORD_BYTES_MAX, _COMPACTION),

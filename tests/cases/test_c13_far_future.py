@@ -29,6 +29,7 @@ def waiting_shard() -> Shard:
         spec = TaskSpec(task_type="later", scheduled_at=NOW + delay_ms * MS)
         request = SubmitTask(request_id=str(number), task_id=f"t{number}", spec=spec, submitted_at=NOW)
         shard.handle(request, Source(TASK_REQUESTS, number), NOW)
+    shard.decide_limits(NOW)  # it tells the other shards that it is there
     return shard
 
 

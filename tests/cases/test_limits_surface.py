@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.messages import Status, Task
 from tests.cases.test_surface import fields_of, problem
+from tests.harness import Served, eventually, notes
 from tests.unit.surface import Caller, Surface, fresh_name, running
 from tidewheel import App
 from workers.errors import RegistrationError
@@ -226,3 +229,29 @@ def test_tasks_are_not_lost_when_a_limited_one_is_cancelled(surface: Surface, ca
     surface.until(lambda: is_out(surface, waiting[1]))
     known = surface.runtime.live(waiting[0])
     assert not isinstance(known, Task)
+
+
+# --- over restarts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_a_limit_and_who_holds_it_outlive_a_kill(tmp_path: Path) -> None:
+    """One of two runs when all is killed: it holds its permit until its loss is known, and one begins again."""
+    journal, gate = tmp_path / "journal.txt", tmp_path / "gate"
+    with Served(tmp_path / "data", "tests.process_app:app", shard={"worker_timeout_us": 400_000}) as served:
+        assert served.api("POST", f"{QUEUES}/closed/pause").status_code == 200
+        assert served.api("PUT", f"{LIMITS}/one", json={"count": 1, "where": {"task_type": "hold"}}).status_code == 200
+        payload = {"journal": str(journal), "gate": str(gate)}
+        both = [served.api.submit("hold", payload) for _ in range(2)]
+        eventually(lambda: notes(journal), "the start of one")
+        served.send(signal.SIGKILL)
+        served.ended()
+        served.start()
+        assert served.api("GET", f"{QUEUES}/closed").json()["is_paused"]
+        assert [one["name"] for one in served.api("GET", LIMITS).json()["limits"]] == ["one"]
+        eventually(lambda: len(notes(journal)) == 2, "another start")
+        eventually(lambda: served.api("GET", f"{QUEUES}/default").json()["throttled"] == 1, "one that waits")
+        gate.touch()
+        for task_id in both:
+            assert served.api.until(task_id)["status"] == "SUCCEEDED"
+    begun = [line.split()[0] for line in notes(journal)]
+    assert begun == ["begin", "begin", "end", "begin", "end"], "of the first one no end is known"
