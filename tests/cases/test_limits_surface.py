@@ -237,7 +237,7 @@ def test_tasks_are_not_lost_when_a_limited_one_is_cancelled(surface: Surface, ca
 def test_a_pause_a_limit_and_who_holds_it_outlive_a_kill(tmp_path: Path) -> None:
     """One of two runs when all is killed: it holds its permit until its loss is known, and one begins again."""
     journal, gate = tmp_path / "journal.txt", tmp_path / "gate"
-    with Served(tmp_path / "data", "tests.process_app:app", shard={"worker_timeout_us": 400_000}) as served:
+    with Served(tmp_path / "data", "tests.process_app:app", shard={"worker_timeout_us": 3_000_000}) as served:
         assert served.api("POST", f"{QUEUES}/closed/pause").status_code == 200
         assert served.api("PUT", f"{LIMITS}/one", json={"count": 1, "where": {"task_type": "hold"}}).status_code == 200
         payload = {"journal": str(journal), "gate": str(gate)}
