@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from tidewheel.handles import TaskHandle
     from tidewheel.options import Retry
+    from workers.batches import Batch
     from workers.context import Context, current_context
     from workers.errors import PermanentError, RetryableError, Snooze, TaskCancelled
 
@@ -47,6 +48,7 @@ __all__ = [
     "TaskType",
     "TaskHandle",
     "Retry",
+    "Batch",
     "Context",
     "current_context",
     "PermanentError",
@@ -86,6 +88,7 @@ _HOMES = {
     ),
     "tidewheel.handles": ("TaskHandle",),
     "tidewheel.options": ("Retry",),
+    "workers.batches": ("Batch",),
     "workers.context": ("Context", "current_context"),
     "workers.errors": ("PermanentError", "RetryableError", "Snooze", "TaskCancelled"),
 }

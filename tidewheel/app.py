@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from typing_extensions import Unpack
 
@@ -28,6 +28,8 @@ from tidewheel.options import (
 )
 from tidewheel.schedules import AppSchedules
 from tidewheel.settings import ClientSettings
+from workers.batches import Batch
+from workers.context import Context
 from workers.errors import milliseconds
 from workers.registry import ExecutorKind, Handler, Registry
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class App:
@@ -71,6 +74,20 @@ class App:
     def task(
         self,
         *,
+        batch: Batch,
+        name: str | None = None,
+        queue: str = "default",
+        priority: Priority | str = Priority.MEDIUM,
+        retry: Retry | None = None,
+        timeout: Seconds | None = None,
+        total_timeout: Seconds | None = None,
+        lease: Seconds = 300.0,
+        executor: ExecutorKind | str | None = None,
+    ) -> _BatchDecorator: ...
+    @overload
+    def task(
+        self,
+        *,
         name: str | None = None,
         queue: str = "default",
         priority: Priority | str = Priority.MEDIUM,
@@ -84,7 +101,9 @@ class App:
         """Make a function a task type. Its name is `module.function` unless one is given; names are stable strings.
 
         `async def` runs on the worker's event loop, `def` in a thread; `executor="process"` runs it in a process of
-        its own that is killed at its timeout. Durations are seconds or timedeltas. Raises RegistrationError.
+        its own that is killed at its timeout. `batch=Batch(size=100, wait=0.05)`: it takes a list, with an item of each
+        of several tasks, and returns a list with a result for each. Durations are seconds or timedeltas. Raises
+        RegistrationError.
         """
         decorator = _Decorator(self, options)
         return decorator(*functions) if functions else decorator
@@ -165,7 +184,27 @@ class _Decorator:
             lease_ms=milliseconds(options.pop("lease", 300.0), "lease"),
             **options,
         )
-        return TaskType(self._app, self._app.registry.add(handler), function, total_timeout)
+        kind = TaskType if handler.batch is None else BatchTaskType
+        return kind(self._app, self._app.registry.add(handler), function, total_timeout)
+
+
+class _BatchDecorator(Protocol):
+    """`app.task(batch=…)`, before it is given its function: the types alone; it is a `_Decorator`."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[T]], Coroutine[Any, Any, Sequence[R | BaseException]]], /
+    ) -> BatchTaskType[T, R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[T]], Sequence[R | BaseException]], /) -> BatchTaskType[T, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[T], list[Context]], Coroutine[Any, Any, Sequence[R | BaseException]]], /
+    ) -> BatchTaskType[T, R]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[T], list[Context]], Sequence[R | BaseException]], /
+    ) -> BatchTaskType[T, R]: ...
 
 
 class ScheduleDecorator:
@@ -236,6 +275,22 @@ class TaskType(Generic[P, R]):
         return await self._plain.asubmit_many(calls)
 
 
+class BatchTaskType(TaskType[[T], R], Generic[T, R]):
+    """A function of a list, of which each task brings one item; called as it is, it is the plain function."""
+
+    def __call__(self, items: list[T], *args: Any) -> Any:  # type: ignore[override] # a submission brings one of them
+        """Call the function here and now, without the scheduler."""
+        return self._function(items, *args)
+
+    def submit_many(self, calls: Iterable[T | dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each item. Raises NotSubmitted for the first that was refused."""
+        return self._plain.submit_many(calls)
+
+    async def asubmit_many(self, calls: Iterable[T | dict[str, Any]]) -> list[TaskHandle[R]]:
+        """Accept a task for each item. Raises NotSubmitted for the first that was refused."""
+        return await self._plain.asubmit_many(calls)
+
+
 class Submitter(Generic[P, R]):
     """A task type with the options of a submission; may be kept and used again."""
 
@@ -259,21 +314,33 @@ class Submitter(Generic[P, R]):
         except Refused as refused:
             raise translated(refused) from refused
 
-    def submit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
-        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        payloads = [self._handler.payload((), call) for call in calls]
+    def submit_many(self, calls: Iterable[Any]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name, or for each item of a batch.
+
+        Raises NotSubmitted for the first that was refused.
+        """
+        payloads = self._payloads(calls)
         try:
             return self._handles(self._ready().submit_many(payloads).run())
         except Refused as refused:
             raise translated(refused) from refused
 
-    async def asubmit_many(self, calls: Iterable[dict[str, Any]]) -> list[TaskHandle[R]]:
-        """Accept a task for each dict of arguments by name. Raises NotSubmitted for the first that was refused."""
-        payloads = [self._handler.payload((), call) for call in calls]
+    async def asubmit_many(self, calls: Iterable[Any]) -> list[TaskHandle[R]]:
+        """Accept a task for each dict of arguments by name, or for each item of a batch.
+
+        Raises NotSubmitted for the first that was refused.
+        """
+        payloads = self._payloads(calls)
         try:
             return self._handles(await self._ready().submit_many(payloads))
         except Refused as refused:
             raise translated(refused) from refused
+
+    def _payloads(self, calls: Iterable[Any]) -> list[bytes]:
+        payload = self._handler.payload
+        if self._handler.batch is not None:
+            return [payload((item,), {}) for item in calls]
+        return [payload((), arguments) for arguments in calls]
 
     def _ready(self) -> Prepared:
         backend = self._app.backend

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from workers.calls import Call
+from workers.calls import Call, Unit
 from workers.execution import Outcome
 from workers.intake import Key
 from workers.registry import ExecutorKind
@@ -41,10 +41,11 @@ class Attempt:
 
 
 class Attempts:
-    """All attempts that occupy a slot."""
+    """All attempts that occupy a slot. `busy`: how many units they are, by kind; those that share a call are one."""
 
     def __init__(self) -> None:
         self.busy = dict.fromkeys(ExecutorKind, 0)
+        self._shares: dict[Unit, int] = {}  # how many attempts of a batch are left
         self._by_call: dict[Call, Attempt] = {}
         self._owned: dict[Key, Attempt] = {}
         self._alarms: list[tuple[int, int, Attempt, Alarm]] = []
@@ -58,7 +59,10 @@ class Attempts:
         attempt = Attempt(call)
         self._by_call[call] = attempt
         self._owned[attempt.key] = attempt
-        self.busy[attempt.kind] += 1
+        if call.batch is None or call.batch not in self._shares:
+            self.busy[attempt.kind] += 1
+        if call.batch is not None:
+            self._shares[call.batch] = self._shares.get(call.batch, 0) + 1
         return attempt
 
     def owned(self) -> Iterable[Attempt]:
@@ -79,10 +83,20 @@ class Attempts:
         """Free the slot of a call; None if that was done before: then this is a late word, to be ignored."""
         attempt = self._by_call.pop(call, None)
         if attempt is not None:
-            self.busy[attempt.kind] -= 1
+            if self._is_last(call):
+                self.busy[attempt.kind] -= 1
             if not attempt.is_disowned:
                 del self._owned[attempt.key]
         return attempt
+
+    def _is_last(self, call: Call) -> bool:
+        """Whether nothing is left of the unit that a call is, or belongs to."""
+        if call.batch is None:
+            return True
+        left = self._shares.pop(call.batch) - 1
+        if left:
+            self._shares[call.batch] = left
+        return not left
 
     def is_running(self, attempt: Attempt) -> bool:
         """Whether it still occupies its slot."""

@@ -1,9 +1,14 @@
-"""One call of a handler, and the two ways to perform it. Used by every executor and by the children of the pool."""
+"""One call of a handler, and the two ways to perform it. Used by every executor and by the children of the pool.
+
+A handler of batches is called once for several attempts: a BatchCall holds their Calls. What executors run is either, a
+Unit: it occupies one thread or coroutine.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from schemas.messages import ReadyTask
 from workers import execution
@@ -16,15 +21,146 @@ NowUs = Callable[[], int]
 
 
 class Call:
-    """An attempt on its way through an executor. Compared by identity."""
+    """An attempt on its way through an executor. Compared by identity.
 
-    __slots__ = ("context", "ends_at", "handler", "ready")
+    `is_terminated`: the executor was told to make it stop.
+    """
+
+    __slots__ = ("batch", "context", "ends_at", "handler", "is_terminated", "ready")
 
     def __init__(self, ready: ReadyTask, handler: Handler, ends_at: int | None, save: SaveCheckpoint) -> None:
         self.ready = ready
         self.handler = handler
         self.ends_at = ends_at
         self.context = Context(ready, ends_at, save)
+        self.is_terminated = False
+        self.batch: BatchCall | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """What an executor runs for it."""
+        return self if self.batch is None else self.batch
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Itself, as a BatchCall has several."""
+        return (self,)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its handler is asked to stop."""
+        return self.context.is_cancelled
+
+    def mark_terminated(self) -> None:
+        """For executors: from now on it is made to stop, and its handler sees it."""
+        self.context.mark_cancelled()
+        self.is_terminated = True
+
+    def give_up(self) -> bool:
+        """Nobody waits for its outcome any more. False: its handler goes on for others of the batch."""
+        return self.batch is None or self.batch.give_up(self)
+
+
+class BatchCall:
+    """Attempts that share one call of their handler. Compared by identity. `calls` are those not given up.
+
+    It is to stop when all its attempts are: one that is cancelled must not end the work of the others.
+    """
+
+    __slots__ = ("calls", "handler")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.handler = calls[0].handler
+        self.calls = tuple(calls)
+        for call in calls:
+            call.batch = self
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its handler is asked to stop for every item."""
+        return all(call.is_cancelled for call in self.calls)
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether it is made to stop for every item."""
+        return all(call.is_terminated for call in self.calls)
+
+    def give_up(self, call: Call) -> bool:
+        """Leave one out; if the function was not called yet, it is called without it. True: none is left."""
+        self.calls = tuple(one for one in self.calls if one is not call)
+        return not self.calls
+
+
+Unit: TypeAlias = Call | BatchCall
+Finished: TypeAlias = Sequence[tuple[Call, Outcome]]
+
+
+def finish(unit: Unit, now_us: NowUs) -> Finished:
+    """Run a `def` handler here and now, for one attempt or several. Whatever it raises is an outcome of each."""
+    if isinstance(unit, Call):
+        return [(unit, perform(unit, now_us))]
+    calls = unit.calls
+    finished: list[tuple[Call, Outcome]] = []
+    try:
+        fitting, arguments = _sorted_out(calls, finished, now_us)
+        if fitting:
+            finished += _outcomes(fitting, unit.handler.function(**arguments), now_us)
+    except BaseException as error:
+        finished += _fallen(error, calls, finished, now_us)
+    return finished
+
+
+async def finish_async(unit: Unit, now_us: NowUs) -> Finished:
+    """Run an `async def` handler in the current asyncio task. Whatever it raises is an outcome of each attempt."""
+    if isinstance(unit, Call):
+        return [(unit, await perform_async(unit, now_us))]
+    calls = unit.calls
+    finished: list[tuple[Call, Outcome]] = []
+    try:
+        fitting, arguments = _sorted_out(calls, finished, now_us)
+        if fitting:
+            finished += _outcomes(fitting, await unit.handler.function(**arguments), now_us)
+    except BaseException as error:
+        finished += _fallen(error, calls, finished, now_us)
+    return finished
+
+
+def _sorted_out(
+    calls: Sequence[Call], finished: list[tuple[Call, Outcome]], now_us: NowUs
+) -> tuple[list[Call], dict[str, Any]]:
+    """Those whose payloads fit, and the arguments to call the function with for them; the others are finished."""
+    items = calls[0].handler.items if calls else None
+    if items is None:
+        return [], {}
+    fitting: list[Call] = []
+    values: list[Any] = []
+    for call in calls:
+        try:
+            values.append(items.item(call.ready.payload, call.ready.content_type))
+        except Exception as error:  # of that item alone; an item's class may raise anything when it is made
+            finished.append((call, outcome_of(error, call, now_us)))
+        else:
+            fitting.append(call)
+    return fitting, items.arguments(values, [call.context for call in fitting])
+
+
+def _outcomes(calls: Sequence[Call], returned: Any, now_us: NowUs) -> list[tuple[Call, Outcome]]:
+    """What the returned list says of each item, in their order."""
+    wrong = execution.misfit(returned, len(calls))
+    if wrong is not None:
+        return [(call, wrong) for call in calls]
+    return [
+        (call, outcome_of(value, call, now_us) if isinstance(value, BaseException) else execution.succeeded(value))
+        for call, value in zip(calls, returned, strict=True)
+    ]
+
+
+def _fallen(
+    error: BaseException, calls: Sequence[Call], finished: Sequence[tuple[Call, Outcome]], now_us: NowUs
+) -> list[tuple[Call, Outcome]]:
+    """What an exception that left the handler means for each item that has no outcome of its own."""
+    told = {call for call, _ in finished}
+    return [(call, outcome_of(error, call, now_us)) for call in calls if call not in told]
 
 
 def perform(call: Call, now_us: NowUs) -> Outcome:
@@ -50,7 +186,7 @@ async def perform_async(call: Call, now_us: NowUs) -> Outcome:
 
 
 def outcome_of(error: BaseException, call: Call, now_us: NowUs) -> Outcome:
-    """What an exception that left the handler means for the attempt."""
+    """What an exception that left the handler, or that it returned for an item, means for the attempt."""
     if call.context.is_cancelled and isinstance(error, TaskCancelled | asyncio.CancelledError):
         return Cancelled()
     return execution.failed(error, now_us())

@@ -30,7 +30,10 @@ _DONE = _Done()
 
 
 class Context:
-    """One attempt, as its handler sees it. A parameter annotated `Context` is given it; else `current_context()`."""
+    """One attempt, as its handler sees it. A parameter annotated `Context` is given it; else `current_context()`.
+
+    A handler of batches has one for each item, in their order: a parameter annotated `list[Context]` is given them.
+    """
 
     __slots__ = ("_ends_at", "_is_cancelled", "_ready", "_save")
 
@@ -138,11 +141,17 @@ _current: ContextVar[Context] = ContextVar("tidewheel_context")
 
 
 def current_context() -> Context:
-    """The context of the handler that calls this, however deep in its call stack. RuntimeError outside of one."""
+    """The context of the handler that calls this, however deep in its call stack.
+
+    RuntimeError outside of one, and in a handler of batches, which runs in as many attempts as it has items.
+    """
     try:
         return _current.get()
     except LookupError:
-        raise RuntimeError("current_context() is for code that a task handler calls; no task runs here") from None
+        raise RuntimeError(
+            "current_context() is for code that a task handler calls; no task runs here, or a batch of them, "
+            "whose contexts come by a parameter annotated list[Context]"
+        ) from None
 
 
 def enter(context: Context) -> Token[Context]:

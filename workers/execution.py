@@ -107,6 +107,29 @@ def succeeded(value: object) -> Succeeded | Failed:
     )
 
 
+def misfit(returned: object, count: int) -> Failed | None:
+    """What is wrong with what a batch handler returned for `count` items, for each of them; None: it fits."""
+    if not isinstance(returned, list | tuple):
+        message = f"a batch handler must return a list of {count} results, one for each item, not {_kind(returned)}"
+    elif len(returned) != count:
+        message = f"a batch handler returned {len(returned)} results for {count} items"
+    else:
+        return None
+    return Failed(
+        TaskError(
+            kind=ErrorKind.RESULT,
+            type="tidewheel.WrongBatchResult",
+            message=message,
+            bases=("ValueError", "Exception", "BaseException"),
+            verdict=Verdict.PERMANENT,
+        )
+    )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type_name(type(value))}"
+
+
 def failed(error: BaseException, now: int) -> Failed | Snoozed:
     """What a raised exception means; `now` (µs) is for a Retry-After that is a date."""
     try:

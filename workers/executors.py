@@ -2,7 +2,10 @@
 
 An executor knows no time. The runtime says when a call is asked to stop (`cancel`), made to stop (`terminate`) and
 given up (`kill`): after `kill` its slot is free, and whatever comes of it is not delivered, or not listened to.
-Outcomes are delivered in batches to `deliver`, from a thread of the executor.
+Outcomes are delivered several at once to `deliver`, from a thread of the executor.
+
+What is begun is a unit: a call, or several that share one call of their handler. To stop one of those is to let the
+handler see it; the unit is stopped when all of them are, and given up when all of them are.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from workers.calls import Call, NowUs, perform, perform_async
+from workers.calls import Call, Finished, NowUs, Unit, finish, finish_async
 from workers.errors import TaskCancelled
 from workers.execution import Cancelled, Outcome
 
 log = logging.getLogger(__name__)
 
-Deliver = Callable[[Sequence[tuple[Call, Outcome]]], None]
+Deliver = Callable[[Finished], None]
 
 CANCEL_AGAIN_S = 0.1  # a coroutine that swallows its cancellation is cancelled again after this
 CLOSE_S = 2.0  # what threads of an executor get to end when it is closed
@@ -30,21 +33,21 @@ IO_THREADS = 32  # for `asyncio.to_thread` in handlers
 
 
 class Executor(Protocol):
-    """Runs calls. All methods but `start` are callable for calls that it doesn't know (any more): a no-op."""
+    """Runs units. All methods but `start` are callable for calls that it doesn't know (any more): a no-op."""
 
     @property
     def capacity(self) -> int:
-        """How many calls can run at once."""
+        """How many units can run at once."""
 
     @property
     def abandoned(self) -> int:
-        """How many calls still run after they were given up."""
+        """How many units still run after they were given up."""
 
     def open(self) -> None:
         """Get ready; raises RuntimeError with what the operator must do if that is impossible."""
 
-    def start(self, calls: Sequence[Call]) -> None:
-        """Begin calls; the caller keeps to `capacity`."""
+    def start(self, units: Sequence[Unit]) -> None:
+        """Begin units; the caller keeps to `capacity`."""
 
     def cancel(self, call: Call) -> None:
         """Ask a call to stop, in a way that the handler can refuse."""
@@ -53,7 +56,7 @@ class Executor(Protocol):
         """Make a call stop, as far as the executor can while cleaning up is still possible."""
 
     def kill(self, call: Call) -> bool:
-        """Give a call up at once. True: it can't be killed and runs on, counted as abandoned, in nobody's slot."""
+        """Give a call up at once. True: its unit can't be killed and runs on, counted as abandoned, in no slot."""
 
     def close(self) -> None:
         """End everything within a few seconds; idempotent."""
@@ -71,11 +74,11 @@ class AsyncExecutor:
         self._loop.set_default_executor(self._io)
         self._thread = threading.Thread(target=self._run, name="tidewheel-async", daemon=True)
         self._is_closing = False
-        self._abandoned: set[Call] = set()  # filled by `kill` itself: the loop may be blocked
+        self._abandoned: set[Unit] = set()  # filled by `kill` itself: the loop may be blocked
         # The rest belongs to the loop's thread.
-        self._tasks: dict[Call, asyncio.Task[None]] = {}
+        self._tasks: dict[Unit, asyncio.Task[None]] = {}
         self._finished: list[tuple[Call, Outcome]] = []
-        self._insisted: set[Call] = set()
+        self._insisted: set[Unit] = set()
 
     @property
     def capacity(self) -> int:
@@ -91,24 +94,30 @@ class AsyncExecutor:
         """Start the loop."""
         self._thread.start()
 
-    def start(self, calls: Sequence[Call]) -> None:
-        """Begin calls, with one hand-over for all of them."""
-        self._loop.call_soon_threadsafe(self._start, calls)
+    def start(self, units: Sequence[Unit]) -> None:
+        """Begin units, with one hand-over for all of them."""
+        self._loop.call_soon_threadsafe(self._start, units)
 
     def cancel(self, call: Call) -> None:
         """Cancel the coroutine once."""
         call.context.mark_cancelled()
-        self._loop.call_soon_threadsafe(self._cancel, call)
+        if call.unit.is_cancelled:
+            self._loop.call_soon_threadsafe(self._cancel, call.unit)
 
     def terminate(self, call: Call) -> None:
         """Cancel the coroutine, again and again if it swallows that."""
-        call.context.mark_cancelled()
-        self._loop.call_soon_threadsafe(self._insist, call)
+        call.mark_terminated()
+        if call.unit.is_terminated:
+            self._loop.call_soon_threadsafe(self._insist, call.unit)
+        elif call.unit.is_cancelled:  # the others of its batch were only asked to stop, and may take their time
+            self._loop.call_soon_threadsafe(self._cancel, call.unit)
 
     def kill(self, call: Call) -> bool:
-        """Give the coroutine up."""
-        self._abandoned.add(call)
-        self._loop.call_soon_threadsafe(self._forget_if_ended, call)
+        """Give the coroutine up, unless it goes on for others of its batch."""
+        if not call.give_up():
+            return False
+        self._abandoned.add(call.unit)
+        self._loop.call_soon_threadsafe(self._forget_if_ended, call.unit)
         return True
 
     def close(self) -> None:
@@ -126,7 +135,7 @@ class AsyncExecutor:
             self._loop.close()
 
     def _names(self) -> str:
-        return ", ".join(sorted(call.ready.task_type for call in self._tasks)) or "unknown"
+        return ", ".join(sorted(unit.handler.name for unit in self._tasks)) or "unknown"
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -139,51 +148,51 @@ class AsyncExecutor:
                 log.exception("a task created by a handler tried to end the worker")
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
 
-    def _start(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            if call not in self._abandoned:
-                self._tasks[call] = self._loop.create_task(self._drive(call))
+    def _start(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            if unit not in self._abandoned:
+                self._tasks[unit] = self._loop.create_task(self._drive(unit))
 
-    async def _drive(self, call: Call) -> None:
-        outcome = await perform_async(call, self._now_us)
-        del self._tasks[call]
-        self._insisted.discard(call)
-        if call in self._abandoned:
-            self._abandoned.discard(call)
+    async def _drive(self, unit: Unit) -> None:
+        finished = await finish_async(unit, self._now_us)
+        del self._tasks[unit]
+        self._insisted.discard(unit)
+        if unit in self._abandoned:
+            self._abandoned.discard(unit)
             return
         if not self._finished:
             self._loop.call_soon(self._flush)  # after all that is ready now: one delivery for a burst
-        self._finished.append((call, outcome))
+        self._finished += finished
 
     def _flush(self) -> None:
         finished, self._finished = self._finished, []
         self._deliver(finished)
 
-    def _cancel(self, call: Call) -> None:
-        task = self._tasks.get(call)
+    def _cancel(self, unit: Unit) -> None:
+        task = self._tasks.get(unit)
         if task is not None:
             # Not at once: a task that is cancelled before its first step would end without an outcome.
             self._loop.call_soon(task.cancel)
 
-    def _insist(self, call: Call) -> None:
-        if call in self._tasks and call not in self._insisted:
-            self._insisted.add(call)
-            self._cancel_again(call)
+    def _insist(self, unit: Unit) -> None:
+        if unit in self._tasks and unit not in self._insisted:
+            self._insisted.add(unit)
+            self._cancel_again(unit)
 
-    def _cancel_again(self, call: Call) -> None:
-        task = self._tasks.get(call)
+    def _cancel_again(self, unit: Unit) -> None:
+        task = self._tasks.get(unit)
         if task is not None:
             self._loop.call_soon(task.cancel)
-            self._loop.call_later(CANCEL_AGAIN_S, self._cancel_again, call)
+            self._loop.call_later(CANCEL_AGAIN_S, self._cancel_again, unit)
 
-    def _forget_if_ended(self, call: Call) -> None:
-        if call not in self._tasks:
-            self._abandoned.discard(call)
+    def _forget_if_ended(self, unit: Unit) -> None:
+        if unit not in self._tasks:
+            self._abandoned.discard(unit)
 
     def _begin_close(self) -> None:
         tasks = list(self._tasks.values())
-        for call in list(self._tasks):
-            self._insist(call)
+        for unit in list(self._tasks):
+            self._insist(unit)
         closing = self._loop.create_task(self._end_when_done(tasks))
         closing.add_done_callback(lambda _: self._loop.stop())
 
@@ -212,35 +221,35 @@ class ThreadExecutor:
         self._capacity = capacity
         self._deliver = deliver
         self._now_us = now_us
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._units: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._active: dict[Call, _Seat | None] = {}
+        self._active: dict[Unit, _Seat | None] = {}
         self._threads: dict[_Seat, threading.Thread] = {}
         self._abandoned: set[_Seat] = set()
         self._is_closed = False
 
     @property
     def capacity(self) -> int:
-        """How many calls can run at once."""
+        """How many units can run at once."""
         return self._capacity
 
     @property
     def abandoned(self) -> int:
-        """Threads that still run a call that was given up."""
+        """Threads that still run a unit that was given up."""
         return len(self._abandoned)
 
     def open(self) -> None:
         """Threads are started when they are needed first."""
 
-    def start(self, calls: Sequence[Call]) -> None:
-        """Begin calls."""
+    def start(self, units: Sequence[Unit]) -> None:
+        """Begin units."""
         with self._lock:
-            for call in calls:
-                self._active[call] = None
+            for unit in units:
+                self._active[unit] = None
             for _ in range(min(len(self._active), self._capacity) - len(self._threads)):
                 self._add_thread()
-        for call in calls:
-            self._calls.put(call)
+        for unit in units:
+            self._units.put(unit)
 
     def _add_thread(self) -> None:
         seat = _Seat()
@@ -254,9 +263,13 @@ class ThreadExecutor:
 
     def terminate(self, call: Call) -> None:
         """Raise TaskCancelled in the thread: at its next step of Python code, so not inside a blocking C call."""
-        call.context.mark_cancelled()
+        call.mark_terminated()
+        if call.unit.is_terminated:
+            self._interrupt(call.unit)
+
+    def _interrupt(self, unit: Unit) -> None:
         with self._lock:
-            seat = self._active.get(call)
+            seat = self._active.get(unit)
             thread = self._threads.get(seat) if seat is not None else None
             if seat is None or thread is None or not seat.is_interruptible:
                 return
@@ -266,9 +279,11 @@ class ThreadExecutor:
             )
 
     def kill(self, call: Call) -> bool:
-        """Give the call up; its thread, if it has one, ends whenever it ends."""
+        """Give the call up; its thread, if it has one, ends whenever it ends, or goes on for others of its batch."""
+        if not call.give_up():
+            return False
         with self._lock:
-            seat = self._active.pop(call, None)
+            seat = self._active.pop(call.unit, None)
             if seat is None:
                 return False
             seat.is_abandoned = True
@@ -283,11 +298,11 @@ class ThreadExecutor:
                 return
             self._is_closed = True
             threads = list(self._threads.values())
-            running = [call for call, seat in self._active.items() if seat is not None]
+            running = [call for unit, seat in self._active.items() if seat is not None for call in unit.calls]
         for call in running:
             self.terminate(call)
         for _ in threads:
-            self._calls.put(None)
+            self._units.put(None)
         for thread in threads:
             thread.join(CLOSE_S / len(threads))
         left = self.abandoned + sum(thread.is_alive() for thread in threads)
@@ -295,29 +310,29 @@ class ThreadExecutor:
             log.warning("%d threads of handlers did not end and were left behind", left)
 
     def _work(self, seat: _Seat) -> None:
-        while (call := self._calls.get()) is not None:
+        while (unit := self._units.get()) is not None:
             with self._lock:
-                if call not in self._active:
+                if unit not in self._active:
                     continue  # given up before a thread was free
-                self._active[call] = seat
-            outcome = self._perform(seat, call)
+                self._active[unit] = seat
+            finished = self._perform(seat, unit)
             with self._lock:
                 if seat.is_abandoned:
                     self._abandoned.discard(seat)
                     return
-                del self._active[call]
-            self._deliver([(call, outcome)])
+                del self._active[unit]
+            self._deliver(finished)
 
-    def _perform(self, seat: _Seat, call: Call) -> Outcome:
+    def _perform(self, seat: _Seat, unit: Unit) -> Finished:
         """`terminate` may raise TaskCancelled anywhere in here, once; never after this returned."""
-        outcome: Outcome = Cancelled()
+        finished: Finished = [(call, Cancelled()) for call in unit.calls]
         try:
             with self._lock:
                 seat.is_interruptible = True
-            outcome = perform(call, self._now_us)
+            finished = finish(unit, self._now_us)
             with self._lock:
                 seat.is_interruptible = False
         except TaskCancelled:
             with self._lock:
                 seat.is_interruptible = False
-        return outcome
+        return finished

@@ -1,14 +1,21 @@
-"""Ready records between the log and the executors: what waits for a slot, and how far each partition is settled."""
+"""Ready records between the log and the executors: what waits for a slot, and how far each partition is settled.
+
+Records for a handler of batches collect here, in a lane of their own, until they are called together. They are not
+begun meanwhile: whatever happens to the worker, nothing happened to them. Time is an argument.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.messages import Priority, ReadyTask
 from schemas.priorities import WEIGHTS, WeightedChoice
+from workers.batches import Batch
 from workers.registry import ExecutorKind, Handler
+from workers.settings import SLOTS_MAX
 
 Key = tuple[str, int]  # task id and attempt: what reports and signals name
 Version = tuple[str, int, int]  # task id, attempt and task version: what a signal calls void
@@ -57,15 +64,89 @@ class Waiting(NamedTuple):
     offset: int
     taken_at: int
 
+    @property
+    def batch(self) -> Batch | None:
+        """How it collects; None: it is called alone, as a suspect always is, so that it takes no others with it."""
+        return None if self.ready.is_suspect else self.handler.batch
+
+    @property
+    def call_at(self) -> int:
+        """When it is to be called, if there is a slot: at once, or when it has collected for long enough."""
+        return self.taken_at if self.batch is None else self.taken_at + self.batch.wait_ms * 1000
+
+
+class Lane:
+    """Records that wait for the same slots, by priority; picked by weight, so that no priority starves.
+
+    `size`: how many are called together, at most; 1 if they are called alone.
+    """
+
+    __slots__ = ("_by_priority", "_choice", "kind", "size")
+
+    def __init__(self, kind: ExecutorKind, size: int) -> None:
+        self.kind = kind
+        self.size = size
+        self._by_priority: dict[Priority, deque[Waiting]] = {priority: deque() for priority in WEIGHTS}
+        self._choice = WeightedChoice()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_priority.values()))
+
+    def __iter__(self) -> Iterator[Waiting]:
+        for waitings in self._by_priority.values():
+            yield from waitings
+
+    def put(self, waiting: Waiting) -> None:
+        """Take in a record."""
+        self._by_priority[waiting.ready.priority].append(waiting)
+
+    def pick(self) -> Waiting | None:
+        """Take out the next record: by smooth weighted round robin over the priorities that wait."""
+        candidates = [priority for priority, waitings in self._by_priority.items() if waitings]
+        return self._by_priority[self._choice.choose(candidates)].popleft() if candidates else None
+
+    def call_at(self) -> int | None:
+        """When the first of them is to be called; None if none waits."""
+        return min((waitings[0].call_at for waitings in self._by_priority.values() if waitings), default=None)
+
+    def due(self, now: int) -> int:
+        """How many are to be called together now: so many as may be, or all once the first waited long enough."""
+        call_at = self.call_at()
+        if call_at is None:
+            return 0
+        count = len(self)
+        return min(count, self.size) if count >= self.size or call_at <= now else 0
+
+    def remove(self, key: Key) -> Waiting | None:
+        """Take out the record with this key."""
+        for waitings in self._by_priority.values():
+            for place, waiting in enumerate(waitings):
+                if _key(waiting) == key:
+                    del waitings[place]
+                    return waiting
+        return None
+
+    def pop_to_call_until(self, at: int) -> Iterator[Waiting]:
+        """Take out the records that were to be called at or before `at`."""
+        for waitings in self._by_priority.values():
+            while waitings and waitings[0].call_at <= at:
+                yield waitings.popleft()
+
+    def pop_all(self) -> list[Waiting]:
+        """Take out everything."""
+        popped = list(self)
+        for waitings in self._by_priority.values():
+            waitings.clear()
+        return popped
+
 
 class Intake:
-    """Buffers ready records by executor and priority; picks by weight, so that no priority starves."""
+    """Buffers ready records: in a lane for each executor, and for each handler of batches."""
 
-    def __init__(self) -> None:
-        self._lanes: dict[ExecutorKind, dict[Priority, deque[Waiting]]] = {
-            kind: {priority: deque() for priority in WEIGHTS} for kind in ExecutorKind
-        }
-        self._choices = {kind: WeightedChoice() for kind in ExecutorKind}
+    def __init__(self, slots: int = SLOTS_MAX) -> None:
+        """`slots`: how many attempts the worker can run at once; no batch is larger."""
+        self._slots = slots
+        self._lanes: dict[tuple[ExecutorKind, str | None], Lane] = {}
         self._ready: dict[Key, ReadyTask] = {}
 
     def __len__(self) -> int:
@@ -78,61 +159,61 @@ class Intake:
     def put(self, waiting: Waiting) -> None:
         """Take in a record whose key is not here yet."""
         self._ready[_key(waiting)] = waiting.ready
-        self._lanes[waiting.handler.executor][waiting.ready.priority].append(waiting)
+        handler, batch = waiting.handler, waiting.batch
+        name = handler.executor, None if batch is None else handler.name
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(handler.executor, 1 if batch is None else min(batch.size, self._slots))
+        lane.put(waiting)
 
     def remove(self, key: Key) -> Waiting | None:
         """Take out the record with this key, wherever it waits."""
         if self._ready.pop(key, None) is None:
             return None
-        for lanes in self._lanes.values():
-            for lane in lanes.values():
-                for place, waiting in enumerate(lane):
-                    if _key(waiting) == key:
-                        del lane[place]
-                        return waiting
-        return None
+        return next((found for lane in self._lanes.values() if (found := lane.remove(key)) is not None), None)
 
-    def pick(self, kind: ExecutorKind) -> Waiting | None:
-        """The next record for an executor: by smooth weighted round robin over the priorities that wait."""
-        lanes = self._lanes[kind]
-        candidates = [priority for priority, lane in lanes.items() if lane]
-        if not candidates:
-            return None
-        waiting = lanes[self._choices[kind].choose(candidates)].popleft()
-        del self._ready[_key(waiting)]
-        return waiting
+    def lanes(self) -> list[Lane]:
+        """Those in which something waits; first the one whose first record was to be called before the others'."""
+        waiting = [(call_at, lane) for lane in self._lanes.values() if (call_at := lane.call_at()) is not None]
+        return [lane for _, lane in sorted(waiting, key=itemgetter(0))]
 
-    def oldest_at(self) -> int | None:
-        """When the record that waits longest was taken."""
+    def pick(self, lane: Lane, count: int) -> list[Waiting]:
+        """Take out the next records of a lane, at most so many."""
+        picked: list[Waiting] = []
+        while len(picked) < count and (waiting := lane.pick()) is not None:
+            del self._ready[_key(waiting)]
+            picked.append(waiting)
+        return picked
+
+    def call_at(self) -> int | None:
+        """When the first record of all was, or is, to be called."""
+        return min((at for lane in self._lanes.values() if (at := lane.call_at()) is not None), default=None)
+
+    def next_due_at(self, now: int) -> int | None:
+        """When time alone makes a batch due that is not due yet."""
         return min(
-            (lane[0].taken_at for lanes in self._lanes.values() for lane in lanes.values() if lane), default=None
+            (at for lane in self._lanes.values() if (at := lane.call_at()) is not None and at > now), default=None
         )
 
-    def pop_taken_until(self, at: int) -> list[Waiting]:
-        """Remove the records that were taken at or before `at`."""
-        popped: list[Waiting] = []
-        for lanes in self._lanes.values():
-            for lane in lanes.values():
-                while lane and lane[0].taken_at <= at:
-                    popped.append(lane.popleft())
-        for waiting in popped:
-            del self._ready[_key(waiting)]
-        return popped
+    def pop_to_call_until(self, at: int) -> list[Waiting]:
+        """Take out the records that were to be called at or before `at`, and were not."""
+        return self._popped([waiting for lane in self._lanes.values() for waiting in lane.pop_to_call_until(at)])
+
+    def pop_all(self) -> list[Waiting]:
+        """Take out everything."""
+        return self._popped([waiting for lane in self._lanes.values() for waiting in lane.pop_all()])
 
     def drop(self, lost: Collection[Progress]) -> None:
         """Forget the records of partitions that belong to another worker now: it reads them again."""
         gone = set(map(id, lost))
-        for lanes in self._lanes.values():
-            for lane in lanes.values():
-                kept = [waiting for waiting in lane if id(waiting.progress) not in gone]
-                lane.clear()
-                lane.extend(kept)
-        self._ready = {
-            _key(waiting): waiting.ready
-            for lanes in self._lanes.values()
-            for lane in lanes.values()
-            for waiting in lane
-        }
+        for waiting in self.pop_all():
+            if id(waiting.progress) not in gone:
+                self.put(waiting)
+
+    def _popped(self, popped: list[Waiting]) -> list[Waiting]:
+        for waiting in popped:
+            del self._ready[_key(waiting)]
+        return popped
 
 
 def _key(waiting: Waiting) -> Key:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 from schemas.messages import ReadyTask
-from workers.calls import Call
+from workers.calls import Call, Unit
 from workers.execution import Crashed, GivenBack, Outcome
 from workers.executors import Deliver
 from workers.registry import Registry
@@ -163,8 +163,9 @@ class ProcessExecutor:
             self.close()
             raise RuntimeError(f"processes for the handlers of {self._app!r} can't be started: {reason}")
 
-    def start(self, calls: Sequence[Call]) -> None:
+    def start(self, units: Sequence[Unit]) -> None:
         """Give each call to an idle child."""
+        calls = [call for unit in units for call in unit.calls]  # handlers of batches are not registered for processes
         lost: list[tuple[Call, Outcome]] = []
         with self._lock:
             idle = [child for child in self._children if child.state is _State.IDLE]

@@ -2,13 +2,15 @@
 
 A payload is a JSON object of the arguments by name. A JSON value that is not an object is the one argument of a
 handler that takes one; `null` stands for no arguments where that is possible. Parameters annotated `Context` are
-filled in by the worker. Every argument is converted to its annotated type, and refused if it doesn't fit.
+filled in by the worker. Every argument is converted to its annotated type, and refused if it doesn't fit. Handlers of
+batches take items instead (`workers.batches`).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
@@ -19,12 +21,12 @@ import msgspec
 from schemas.ids import NAME_RULE, is_name
 from schemas.limits import DURATION_MS_MAX, PAYLOAD_MAX
 from schemas.messages import Priority, RetryPolicy
+from workers.batches import Batch, Items
 from workers.context import Context
 from workers.errors import ArgumentError, NotSerialisable, RegistrationError
-from workers.values import JSON, decode_json, encode_json, from_json
+from workers.values import JSON, Decode, decode_json, decoder_of, encode_json, from_json, is_fast
 
 Function = Callable[..., Any]
-_Decode = Callable[[bytes], Any]
 _WHITESPACE = b" \t\r\n"
 
 
@@ -42,9 +44,11 @@ class Handler:
     __slots__ = (
         "_parameters",
         "_returns",
+        "batch",
         "executor",
         "function",
         "is_coroutine",
+        "items",
         "lease_ms",
         "name",
         "priority",
@@ -64,6 +68,7 @@ class Handler:
         retry: RetryPolicy | None = None,
         timeout_ms: int | None = None,
         lease_ms: int = 300_000,
+        batch: Batch | None = None,
     ) -> None:
         """RegistrationError if the callable or an option is not allowed; by default `def` runs in a thread."""
         if not is_name(name):
@@ -79,20 +84,32 @@ class Handler:
         self.retry = retry or RetryPolicy()
         self.timeout_ms = None if timeout_ms is None else _duration(timeout_ms, name, "timeout_ms")
         self.lease_ms = _duration(lease_ms, name, "lease_ms")
+        self.batch = _batch(batch, self.executor, name)
         signature = _signature(function, name)
-        self._parameters = _Parameters(signature, name)
-        self._returns = signature.return_annotation
+        self.items = None if batch is None else Items(signature, name)
+        self._parameters = _Parameters(signature, name) if self.items is None else None
+        self._returns = signature.return_annotation if self.items is None else self.items.result_type
 
     def arguments(self, payload: bytes, content_type: str, context: Context) -> dict[str, Any]:
-        """The arguments to call the function with. ArgumentError: the payload doesn't fit; it names the parameter."""
+        """The arguments to call the function with. ArgumentError: the payload doesn't fit; it names the parameter.
+
+        Not for handlers of batches, whose arguments come of `items`.
+        """
         parameters = self._parameters
+        assert parameters is not None
         arguments = parameters.decode(payload, content_type)
         for parameter in parameters.contexts:
             arguments[parameter] = context
         return arguments
 
     def payload(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The payload that calls the function with these arguments; ArgumentError if they don't fit its parameters."""
+        """The payload that calls the function with these arguments; ArgumentError if they don't fit its parameters.
+
+        Of a task for a batch handler: its item, or the fields of the item by name.
+        """
+        if self.items is not None:
+            return self.items.encode(args, kwargs)
+        assert self._parameters is not None
         return self._parameters.encode(args, kwargs)
 
     def result(self, content: bytes) -> Any:
@@ -100,7 +117,7 @@ class Handler:
         if self._returns in (inspect.Signature.empty, Any):
             return decode_json(content)
         try:
-            return _decoder(self._returns)(content)
+            return decoder_of(self._returns)(content)
         except (TypeError, ValueError):  # for instance Iterator[int], of which there is no value in JSON
             return decode_json(content)
 
@@ -155,9 +172,9 @@ class _Parameters:
             return_annotation=inspect.Signature.empty,
         )
         self._is_callable_bare = all(parameter.default is not parameter.empty for parameter in taken)
-        self._slow: dict[str, _Decode] = {}
+        self._slow: dict[str, Decode] = {}
         self._record = self._compile(taken, task)
-        self._single = self._slow.get(taken[0].name) or _decoder(_type_of(taken[0])) if len(taken) == 1 else None
+        self._single = self._slow.get(taken[0].name) or decoder_of(_type_of(taken[0])) if len(taken) == 1 else None
         self._takes_bytes = len(taken) == 1 and taken[0].annotation is bytes
 
     def _sort(self, parameter: inspect.Parameter, taken: list[inspect.Parameter], task: str) -> None:
@@ -170,6 +187,11 @@ class _Parameters:
             self._accepts_any = True
         elif _is_context(parameter.annotation):
             self.contexts.append(parameter.name)
+        elif Context in typing.get_args(parameter.annotation):
+            raise RegistrationError(
+                f"task {task!r}: parameter {str(parameter)!r} is for batch handlers; "
+                "declare batch=Batch(…), or take a Context"
+            )
         else:
             taken.append(parameter)
 
@@ -178,7 +200,7 @@ class _Parameters:
         for place, parameter in enumerate(taken):
             wanted = _type_of(parameter)
             try:
-                slow = None if _is_fast(wanted) else _decoder(wanted)
+                slow = None if is_fast(wanted) else decoder_of(wanted)
             except (TypeError, ValueError) as error:
                 raise RegistrationError(
                     f"task {task!r}: parameter {parameter.name!r} has a type that can't come from JSON: {error}"
@@ -238,7 +260,7 @@ class _Parameters:
         except msgspec.ValidationError as error:
             raise ArgumentError(f"parameter {name!r}: {error}") from error
 
-    def _slowly(self, name: str, decode: _Decode, text: bytes) -> Any:
+    def _slowly(self, name: str, decode: Decode, text: bytes) -> Any:
         try:
             return decode(text)
         except ValueError as error:  # pydantic's ValidationError is one, and so is what its validators raise
@@ -281,26 +303,8 @@ def _type_of(parameter: inspect.Parameter) -> Any:
 def _is_context(annotation: Any) -> bool:
     if annotation is Context:
         return True
-    arguments = typing.get_args(annotation)
-    return Context in arguments and set(arguments) <= {Context, type(None)}
-
-
-def _is_fast(annotation: Any) -> bool:
-    """Whether msgspec alone can do it: no pydantic model in it and no constraints in pydantic's terms."""
-    if hasattr(annotation, "__get_pydantic_core_schema__") or hasattr(annotation, "__pydantic_core_schema__"):
-        return False
-    metadata = getattr(annotation, "__metadata__", ())
-    if any(type(item).__module__.partition(".")[0] in ("pydantic", "annotated_types") for item in metadata):
-        return False
-    return all(_is_fast(part) for part in typing.get_args(annotation))
-
-
-def _decoder(annotation: Any) -> _Decode:
-    if _is_fast(annotation):
-        return msgspec.json.Decoder(annotation, dec_hook=from_json).decode
-    from pydantic import TypeAdapter  # only where a handler's annotations ask for it
-
-    return TypeAdapter(annotation).validate_json
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return is_union and set(typing.get_args(annotation)) == {Context, type(None)}
 
 
 # --- callables --------------------------------------------------------------------------------------------------------
@@ -344,6 +348,19 @@ def _executor_of(
             "it; define it at module level, or use executor 'thread'"
         )
     return kind
+
+
+def _batch(batch: Batch | None, executor: ExecutorKind, task: str) -> Batch | None:
+    if batch is None:
+        return None
+    if not isinstance(batch, Batch):
+        raise RegistrationError(f"task {task!r}: batch {batch!r} is not allowed; a Batch(size=…, wait=…)")
+    if executor is ExecutorKind.PROCESS:
+        raise RegistrationError(
+            f"task {task!r}: batch is not allowed with executor 'process', which runs one task at a time; "
+            "use 'thread' or 'async'"
+        )
+    return batch
 
 
 _E = typing.TypeVar("_E", bound=StrEnum)

@@ -40,7 +40,7 @@ from schemas.messages import (
 from schemas.topics import TASK_REPORTS, WORKER_SIGNALS, ready_topic, worker_group
 from workers import execution
 from workers.attempts import Alarm, Attempt, Attempts
-from workers.calls import Call
+from workers.calls import BatchCall, Call, Unit
 from workers.execution import Cancelled, Crashed, Failed, GivenBack, Outcome, Snoozed, Succeeded
 from workers.executors import AsyncExecutor, Executor, ThreadExecutor
 from workers.intake import Intake, Key, Progress, Recent, Stamp, Version, Waiting, stamp_of
@@ -101,7 +101,9 @@ class WorkerRuntime:
         self._finished: deque[tuple[Call, Outcome] | ReadyTask] = deque()  # a ReadyTask: it has a checkpoint to send
         self._checkpoints: dict[Key, bytes] = {}
         self._executors = self._make_executors()
-        self._intake = Intake()
+        self._intake = Intake(settings.slots)
+        self._batch_due_at: int | None = None
+        self._call_sizes = self._find_call_sizes()
         self._attempts = Attempts()
         self._outbox = Outbox(log_, self._on_start_stored, self._on_start_lost, settings.linger_ms)
         self._to_start: list[Attempt] = []
@@ -172,11 +174,12 @@ class WorkerRuntime:
         self._update_stats()
 
     def _pause_s(self) -> float:
-        oldest_at = self._intake.oldest_at()
+        call_at = self._intake.call_at()
         instants = [
             self._attempts.next_at(),
             self._outbox.next_at(),
-            None if oldest_at is None else oldest_at + self._settings.give_back_after_ms * 1000,
+            self._batch_due_at,
+            None if call_at is None else call_at + self._settings.give_back_after_ms * 1000,
             self._heartbeat_at if len(self._attempts) else None,
             self._held_until if self._held and self._stage is _Stage.RUNNING else None,
             self._stop_at + self._settings.acknowledge_ms * 1000 if self._stage is _Stage.LEAVING else None,
@@ -412,24 +415,40 @@ class WorkerRuntime:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def _begin(self, now: int) -> None:
+        self._batch_due_at = None
         if self._outbox.is_stuck or not self._intake:
             return
-        for kind in self._executors:
-            for _ in range(self._free(kind)):
-                waiting = self._intake.pick(kind)
-                if waiting is None:
-                    break
-                self._begin_one(waiting, now)
+        kept = 0  # slots of what still collects
+        for lane in self._intake.lanes():
+            if lane.size == 1:
+                for waiting in self._intake.pick(lane, min(self._free(lane.kind), self._free_total() - kept)):
+                    self._begin_together([waiting], now)
+                continue
+            while self._free(lane.kind) and (count := min(lane.due(now), self._free_total() - kept)) > 0:
+                self._begin_together(self._intake.pick(lane, count), now)
+            kept += len(lane)
+        self._batch_due_at = self._intake.next_due_at(now)
 
-    def _begin_one(self, waiting: Waiting, now: int) -> None:
-        ready, worker_id = waiting.ready, self._settings.worker_id
+    def _begin_together(self, together: Sequence[Waiting], now: int) -> None:
+        """Begin attempts that share one call of their handler; mostly, it is one attempt."""
+        calls = [Call(one.ready, one.handler, self._ends_at(one, now), self._save) for one in together]
+        if together[0].handler.batch is not None:
+            BatchCall(calls)
+        for waiting, call in zip(together, calls, strict=True):
+            self._begin_one(waiting, call, now)
+
+    def _ends_at(self, waiting: Waiting, now: int) -> int | None:
+        ready = waiting.ready
         timeout_ms = waiting.handler.timeout_ms if ready.timeout_ms is None else ready.timeout_ms
         limits = [ready.deadline_at, None if timeout_ms is None else now + timeout_ms * 1000]
-        ends_at = min((at for at in limits if at is not None), default=None)
-        attempt = self._attempts.begin(Call(ready, waiting.handler, ends_at, self._save))
-        if ends_at is not None:
-            self._attempts.set_alarm(ends_at, attempt, Alarm.TIME_UP)
-        begun = execution.started(ready, worker_id, now)
+        return min((at for at in limits if at is not None), default=None)
+
+    def _begin_one(self, waiting: Waiting, call: Call, now: int) -> None:
+        attempt = self._attempts.begin(call)
+        if call.ends_at is not None:
+            self._attempts.set_alarm(call.ends_at, attempt, Alarm.TIME_UP)
+        ready = waiting.ready
+        begun = execution.started(ready, self._settings.worker_id, now)
         self._add(begun, ready.shard, IfLost.TELL, waiting.progress, waiting.offset, attempt)
         if not ready.is_suspect:
             self._to_start.append(attempt)
@@ -439,14 +458,15 @@ class WorkerRuntime:
         if not self._to_start:
             return
         attempts, self._to_start = self._to_start, []
-        calls: dict[ExecutorKind, list[Call]] = {}
+        units: dict[ExecutorKind, dict[Unit, None]] = {}  # a batch is met once for each of its attempts
         for attempt in attempts:
             if attempt.sealed is None and not attempt.is_disowned:
-                calls.setdefault(attempt.kind, []).append(attempt.call)
+                units.setdefault(attempt.kind, {})[attempt.call.unit] = None
             else:  # stopped while the log took no reports
+                attempt.call.give_up()
                 self._end(attempt.call, GivenBack(SHUTDOWN), now)
-        for kind, batch in calls.items():
-            self._executors[kind].start(batch)
+        for kind, begun in units.items():
+            self._executors[kind].start(list(begun))
 
     def _deliver(self, finished: Sequence[tuple[Call, Outcome]]) -> None:
         """Called by executors, from their threads."""
@@ -549,7 +569,23 @@ class WorkerRuntime:
     def _capacity(self) -> int:
         if not self.stats.is_healthy:
             return 0
-        return min(self._settings.slots, sum(executor.capacity for executor in self._executors.values()))
+        rooms = (executor.capacity * self._call_sizes[kind] for kind, executor in self._executors.items())
+        return min(self._settings.slots, sum(rooms))
+
+    def _find_call_sizes(self) -> dict[ExecutorKind, int]:
+        """How many attempts one call can hold, by the kind of executor: the largest batch of its handlers."""
+        sizes = dict.fromkeys(ExecutorKind, 1)
+        for handler in self._registry:
+            if handler.batch is not None:
+                sizes[handler.executor] = max(sizes[handler.executor], handler.batch.size)
+                if handler.batch.size > self._settings.slots:
+                    log.warning(
+                        "task %r: a batch of %d does not fit into %d slots, and so many are called at most",
+                        handler.name,
+                        handler.batch.size,
+                        self._settings.slots,
+                    )
+        return sizes
 
     def _free_total(self) -> int:
         return max(0, self._capacity() - len(self._attempts))
@@ -561,7 +597,7 @@ class WorkerRuntime:
     def _give_back_overdue(self, now: int) -> None:
         if not self._intake:
             return
-        for waiting in self._intake.pop_taken_until(now - self._settings.give_back_after_ms * 1000):
+        for waiting in self._intake.pop_to_call_until(now - self._settings.give_back_after_ms * 1000):
             self._gave_back[waiting.handler.executor].add(waiting.ready.shard)
             self._give_back(waiting, NO_FREE_SLOT, now)
 
@@ -654,7 +690,7 @@ class WorkerRuntime:
         if self._stage is _Stage.RUNNING:
             self._stage = _Stage.LEAVING
             self._stop_at = now
-            for waiting in self._intake.pop_taken_until(now):
+            for waiting in self._intake.pop_all():
                 self._give_back(waiting, SHUTDOWN, now)
         if self._stage is _Stage.LEAVING and self._may_leave(now):
             self._leave()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import typing
+from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
@@ -17,6 +18,7 @@ from schemas.limits import JSON_DEPTH_MAX, JSON_INTEGER_DIGITS_MAX
 from workers.errors import NotSerialisable
 
 JSON = "application/json"
+Decode = Callable[[bytes], Any]
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
 _LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (JSON_INTEGER_DIGITS_MAX + 1))
@@ -58,6 +60,28 @@ def from_json(wanted: type, value: object) -> Any:
     if validate is not None:
         return validate(value)
     raise TypeError(f"a {plain.__name__} can't be made from JSON")
+
+
+def is_fast(annotation: Any) -> bool:
+    """Whether msgspec alone can make it: no pydantic model in it and no constraints in pydantic's terms."""
+    if hasattr(annotation, "__get_pydantic_core_schema__") or hasattr(annotation, "__pydantic_core_schema__"):
+        return False
+    metadata = getattr(annotation, "__metadata__", ())
+    if any(type(item).__module__.partition(".")[0] in ("pydantic", "annotated_types") for item in metadata):
+        return False
+    return all(is_fast(part) for part in typing.get_args(annotation))
+
+
+def decoder_of(annotation: Any) -> Decode:
+    """Makes a value of an annotated type of JSON text, or raises ValueError.
+
+    TypeError or ValueError: there are no values of that type in JSON.
+    """
+    if is_fast(annotation):
+        return msgspec.json.Decoder(annotation, dec_hook=from_json).decode
+    from pydantic import TypeAdapter  # only where a handler's annotations ask for it
+
+    return TypeAdapter(annotation).validate_json
 
 
 def _to_plain(value: object) -> object:

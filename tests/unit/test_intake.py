@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schemas.messages import Priority, ReadyTask
 from tests.samples import minimal
 from workers.intake import Intake, Progress, Recent, Waiting
-from workers.registry import ExecutorKind, Handler
+from workers.registry import Handler
 from workers.settings import WorkerSettings
 
 
@@ -47,8 +47,8 @@ def test_priorities_share_the_slots_by_weight_and_none_starves() -> None:
     intake = Intake()
     for number in range(300):
         intake.put(waiting(number, list(Priority)[number % 3]))
-    picked = [intake.pick(ExecutorKind.THREAD) for _ in range(100)]
-    counts = Counter(one.ready.priority for one in picked if one)
+    (lane,) = intake.lanes()
+    counts = Counter(one.ready.priority for one in intake.pick(lane, 100))
     assert counts == {Priority.HIGH: 70, Priority.MEDIUM: 25, Priority.LOW: 5}
 
 
@@ -57,11 +57,10 @@ def test_a_high_task_is_next_however_many_low_ones_wait() -> None:
     intake = Intake()
     for number in range(100):
         intake.put(waiting(number, Priority.LOW))
-    for _ in range(50):
-        assert intake.pick(ExecutorKind.THREAD)
+    (lane,) = intake.lanes()
+    assert len(intake.pick(lane, 50)) == 50
     intake.put(waiting(1000, Priority.HIGH))
-    picked = intake.pick(ExecutorKind.THREAD)
-    assert picked and picked.ready.task_id == "t1000"
+    assert [one.ready.task_id for one in intake.pick(lane, 1)] == ["t1000"]
 
 
 def test_records_leave_the_intake_in_every_way_once() -> None:
@@ -74,12 +73,17 @@ def test_records_leave_the_intake_in_every_way_once() -> None:
     assert removed and removed.offset == 3
     assert intake.remove(("t3", 1)) is None
     intake.drop([lost])
-    assert [one.offset for one in intake.pop_taken_until(1)] == [0, 1]
-    assert intake.oldest_at() == 2
+    assert [one.offset for one in intake.pop_to_call_until(1)] == [0, 1]
+    assert intake.call_at() == 2
     assert len(intake) == 2
-    assert [one.offset for one in (intake.pick(ExecutorKind.THREAD), intake.pick(ExecutorKind.THREAD)) if one] == [2, 4]
-    assert intake.pick(ExecutorKind.THREAD) is None
-    assert intake.oldest_at() is None
+    (lane,) = intake.lanes()
+    assert [one.offset for one in intake.pick(lane, 3)] == [2, 4]
+    assert intake.pick(lane, 1) == []
+    assert intake.call_at() is None
+    assert intake.lanes() == [] and len(intake) == 0
+    intake.put(waiting(7, progress=mine))
+    assert [one.offset for one in intake.pop_all()] == [7]
+    assert intake.find(("t7", 1)) is None
 
 
 def test_recent_keys_are_remembered_within_a_bound() -> None:
