@@ -105,6 +105,10 @@ class Lane:
         candidates = [priority for priority, waitings in self._by_priority.items() if waitings]
         return self._by_priority[self._choice.choose(candidates)].popleft() if candidates else None
 
+    def taken_at(self) -> int | None:
+        """When the first of them came; None if none waits."""
+        return min((waitings[0].taken_at for waitings in self._by_priority.values() if waitings), default=None)
+
     def call_at(self) -> int | None:
         """When the first of them is to be called; None if none waits."""
         return min((waitings[0].call_at for waitings in self._by_priority.values() if waitings), default=None)
@@ -173,8 +177,8 @@ class Intake:
         return next((found for lane in self._lanes.values() if (found := lane.remove(key)) is not None), None)
 
     def lanes(self) -> list[Lane]:
-        """Those in which something waits; first the one whose first record was to be called before the others'."""
-        waiting = [(call_at, lane) for lane in self._lanes.values() if (call_at := lane.call_at()) is not None]
+        """Those in which something waits; first the one in which something waits longest."""
+        waiting = [(taken_at, lane) for lane in self._lanes.values() if (taken_at := lane.taken_at()) is not None]
         return [lane for _, lane in sorted(waiting, key=itemgetter(0))]
 
     def pick(self, lane: Lane, count: int) -> list[Waiting]:
