@@ -416,6 +416,16 @@ def test_an_item_that_does_not_fit_fails_alone(is_async: bool) -> None:
 
 
 @both
+def test_an_item_that_does_not_fit_keeps_its_error_if_the_handler_fails_too(is_async: bool) -> None:
+    def failing(numbers: list[int]) -> list[int]:
+        raise PermanentError("the table is gone")
+
+    first, second = outcomes_of(failing, b'"x"', b"2", is_async=is_async)
+    assert isinstance(first, Failed) and first.error.type == "tidewheel.ArgumentError"
+    assert isinstance(second, Failed) and second.error.type == "tidewheel.PermanentError"
+
+
+@both
 def test_the_handler_is_not_called_if_nothing_fits(is_async: bool) -> None:
     def never(rows: list[Row]) -> list[int]:
         raise AssertionError("called with nothing")

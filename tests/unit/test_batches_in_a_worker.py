@@ -184,6 +184,13 @@ def test_a_suspect_is_called_alone(stage: Stage, gate: Gate, clock: ManualClock)
     assert [stage.outcome(one).result for one in ready] == [b"0", b"1"]
 
 
+def test_a_worker_wakes_up_when_a_batch_is_due(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    worker = stage.worker(holding(gate), clock=clock)
+    offered(stage, "a")
+    turn(stage)
+    assert worker.runtime._pause_s() == WAIT_MS / 1000
+
+
 # --- slots ------------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +213,23 @@ def test_a_batch_is_one_thread_and_a_slot_for_each_item(stage: Stage, gate: Gate
     stage.expect(lambda: all(stage.of(AttemptSucceeded, task_id=one.task_id) for one in again))
 
 
+def test_a_thread_is_occupied_until_the_last_item_left_it(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+    worker = stage.worker(holding(gate), clock=clock, slots=9, threads=1)
+    offered(stage, "a", "b")
+    late = stage.offer("hold", 2, task_id="c", timeout_ms=1000)
+    gate.await_begun()
+    worker.advance(1000)
+    turn(stage)
+    worker.advance(500)
+    stage.outcome(late)
+    offered(stage, "d", "e", "f")
+    turn(stage)
+    worker.advance(WAIT_MS + 100)
+    stage.expect(lambda: len(stage.of(AttemptReturned)) == 3)
+    gate.open()
+    stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 2)
+
+
 def test_a_batch_that_finds_no_thread_waits_for_one_and_then_goes_back(
     stage: Stage, gate: Gate, clock: ManualClock
 ) -> None:
@@ -217,6 +241,7 @@ def test_a_batch_that_finds_no_thread_waits_for_one_and_then_goes_back(
     worker.advance(WAIT_MS + 99)
     turn(stage)
     assert stage.about(ready) == []
+    assert worker.runtime._pause_s() == 0.001  # it is due, but that is no reason to look again and again
     worker.advance(1)
     stage.expect(lambda: stage.about(ready))
     (returned,) = stage.about(ready)
