@@ -41,6 +41,7 @@ NAME_MAX = 256
 BASES_MAX = 32
 KNOWN_TYPES_MAX = 20  # task types that a message lists
 
+_CALLER = "workers.calls"  # the module that calls handlers
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _RETRYABLE_STATUS = {408, 425, 429}
 
@@ -317,9 +318,10 @@ def _message(error: BaseException) -> str:
 def _traceback(error: BaseException) -> str:
     try:
         frames = error.__traceback__
-        # The first frame is the executor's own, which says nothing to the reader.
-        beyond = frames.tb_next if frames is not None and frames.tb_next is not None else frames
-        return "".join(traceback.format_exception(type(error), error, beyond))
+        # The frame that called the handler says nothing to the reader. An error that was returned does not have it.
+        if frames is not None and frames.tb_next and frames.tb_frame.f_globals.get("__name__") == _CALLER:
+            frames = frames.tb_next
+        return "".join(traceback.format_exception(type(error), error, frames))
     except BaseException as problem:
         return f"(the traceback can't be had: {type_name(type(problem))})"
 

@@ -381,6 +381,30 @@ def test_what_the_handler_raises_is_said_of_every_item(is_async: bool) -> None:
 
 
 @both
+def test_a_traceback_begins_with_the_handler_whether_it_raised_or_returned_the_error(is_async: bool) -> None:
+    def deeper() -> None:
+        raise ValueError("no")
+
+    def returning(numbers: list[int]) -> list[Any]:
+        try:
+            deeper()
+        except ValueError as error:
+            return [error]
+        return []
+
+    def raising(numbers: list[int]) -> list[Any]:
+        deeper()
+        return []
+
+    for function in (returning, raising):
+        (outcome,) = outcomes_of(function, b"1", is_async=is_async)
+        assert isinstance(outcome, Failed) and outcome.error.traceback
+        assert f"in {function.__name__}" in outcome.error.traceback
+        assert "in deeper" in outcome.error.traceback
+        assert "calls.py" not in outcome.error.traceback
+
+
+@both
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
