@@ -24,12 +24,14 @@ class Attempt:
     """An attempt from its start until its slot is free.
 
     Its outcome is what the executor delivers, unless `sealed` decided before. `is_disowned`: nothing is reported.
+    `is_awaited`: its start must be in the log before its handler is called.
     """
 
-    __slots__ = ("call", "is_disowned", "kind", "sealed")
+    __slots__ = ("call", "is_awaited", "is_disowned", "kind", "sealed")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, is_awaited: bool) -> None:
         self.call = call
+        self.is_awaited = is_awaited
         self.kind = call.handler.executor
         self.sealed: Outcome | None = None
         self.is_disowned = False
@@ -54,9 +56,9 @@ class Attempts:
     def __len__(self) -> int:
         return len(self._by_call)
 
-    def begin(self, call: Call) -> Attempt:
+    def begin(self, call: Call, *, is_awaited: bool) -> Attempt:
         """Occupy a slot."""
-        attempt = Attempt(call)
+        attempt = Attempt(call, is_awaited)
         self._by_call[call] = attempt
         self._owned[attempt.key] = attempt
         if call.batch is None or call.batch not in self._shares:

@@ -56,6 +56,10 @@ class Call:
         self.context.mark_cancelled()
         self.is_terminated = True
 
+    def arrive(self) -> Unit | None:
+        """Nothing keeps it from being called, or it was given up. Its unit, once that is so for the whole of it."""
+        return self if self.batch is None else self.batch.arrive()
+
     def give_up(self) -> bool:
         """Nobody waits for its outcome any more. False: its handler goes on for others of the batch."""
         return self.batch is None or self.batch.give_up(self)
@@ -67,11 +71,12 @@ class BatchCall:
     It is to stop when all its attempts are: one that is cancelled must not end the work of the others.
     """
 
-    __slots__ = ("calls", "handler")
+    __slots__ = ("_to_come", "calls", "handler")
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.handler = calls[0].handler
         self.calls = tuple(calls)
+        self._to_come = len(calls)
         for call in calls:
             call.batch = self
 
@@ -84,6 +89,11 @@ class BatchCall:
     def is_terminated(self) -> bool:
         """Whether it is made to stop for every item."""
         return all(call.is_terminated for call in self.calls)
+
+    def arrive(self) -> BatchCall | None:
+        """One more of it has come to its call, or was given up. Itself, once all are there."""
+        self._to_come -= 1
+        return None if self._to_come else self
 
     def give_up(self, call: Call) -> bool:
         """Leave one out; if the function was not called yet, it is called without it. True: none is left."""

@@ -66,8 +66,8 @@ class Waiting(NamedTuple):
 
     @property
     def batch(self) -> Batch | None:
-        """How it collects; None: it is called alone, as a suspect always is, so that it takes no others with it."""
-        return None if self.ready.is_suspect else self.handler.batch
+        """How it collects; None: it is called alone. So is what was lost before: it may take down who runs with it."""
+        return None if self.ready.crash_count else self.handler.batch
 
     @property
     def call_at(self) -> int:

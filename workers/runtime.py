@@ -434,8 +434,10 @@ class WorkerRuntime:
         calls = [Call(one.ready, one.handler, self._ends_at(one, now), self._save) for one in together]
         if together[0].handler.batch is not None:
             BatchCall(calls)
+        # A batch with a suspect is called when its starts are in the log: if it is the end of the worker, they count.
+        is_awaited = any(one.ready.is_suspect for one in together)
         for waiting, call in zip(together, calls, strict=True):
-            self._begin_one(waiting, call, now)
+            self._begin_one(waiting, self._attempts.begin(call, is_awaited=is_awaited), now)
 
     def _ends_at(self, waiting: Waiting, now: int) -> int | None:
         ready = waiting.ready
@@ -443,14 +445,13 @@ class WorkerRuntime:
         limits = [ready.deadline_at, None if timeout_ms is None else now + timeout_ms * 1000]
         return min((at for at in limits if at is not None), default=None)
 
-    def _begin_one(self, waiting: Waiting, call: Call, now: int) -> None:
-        attempt = self._attempts.begin(call)
-        if call.ends_at is not None:
-            self._attempts.set_alarm(call.ends_at, attempt, Alarm.TIME_UP)
-        ready = waiting.ready
+    def _begin_one(self, waiting: Waiting, attempt: Attempt, now: int) -> None:
+        ready, ends_at = waiting.ready, attempt.call.ends_at
+        if ends_at is not None:
+            self._attempts.set_alarm(ends_at, attempt, Alarm.TIME_UP)
         begun = execution.started(ready, self._settings.worker_id, now)
         self._add(begun, ready.shard, IfLost.TELL, waiting.progress, waiting.offset, attempt)
-        if not ready.is_suspect:
+        if not attempt.is_awaited:
             self._to_start.append(attempt)
         self.stats.started += 1
 
@@ -458,15 +459,18 @@ class WorkerRuntime:
         if not self._to_start:
             return
         attempts, self._to_start = self._to_start, []
-        units: dict[ExecutorKind, dict[Unit, None]] = {}  # a batch is met once for each of its attempts
+        units: dict[ExecutorKind, list[Unit]] = {}
         for attempt in attempts:
-            if attempt.sealed is None and not attempt.is_disowned:
-                units.setdefault(attempt.kind, {})[attempt.call.unit] = None
-            else:  # stopped while the log took no reports
-                attempt.call.give_up()
+            is_over = False
+            if attempt.sealed is not None or attempt.is_disowned:
+                # Stopped before its call, for instance while the log took no reports.
+                is_over = attempt.call.give_up()
                 self._end(attempt.call, GivenBack(SHUTDOWN), now)
+            unit = attempt.call.arrive()
+            if unit is not None and not is_over:
+                units.setdefault(attempt.kind, []).append(unit)
         for kind, begun in units.items():
-            self._executors[kind].start(list(begun))
+            self._executors[kind].start(begun)
 
     def _deliver(self, finished: Sequence[tuple[Call, Outcome]]) -> None:
         """Called by executors, from their threads."""
@@ -553,8 +557,7 @@ class WorkerRuntime:
     def _on_start_stored(self, subject: object) -> None:
         """A start that had to be in the log first is there: whatever the attempt does to this process, it counts."""
         assert isinstance(subject, Attempt)
-        if self._attempts.is_running(subject):
-            self._to_start.append(subject)
+        self._to_start.append(subject)
 
     def _on_start_lost(self, subject: object) -> None:
         """Nobody knows whether the start is in the log: the attempt ends unheard, and the shard hands it out again."""
@@ -563,6 +566,8 @@ class WorkerRuntime:
             self._recent.pop(subject.key)
         elif not subject.is_disowned:
             self._disown(subject, self._clock.now_us())
+        if subject.is_awaited:
+            self._to_start.append(subject)
 
     # --- slots --------------------------------------------------------------------------------------------------------
 
@@ -637,7 +642,7 @@ class WorkerRuntime:
     ) -> None:
         name = message.worker_id if isinstance(message, WorkerHeartbeat) else message.task_id
         entry = Entry(TASK_REPORTS, shard, name.encode(), self._codec.encode(message))
-        is_awaited = isinstance(message, AttemptStarted) and subject is not None and subject.call.ready.is_suspect
+        is_awaited = isinstance(message, AttemptStarted) and subject is not None and subject.is_awaited
         is_urgent = isinstance(message, AttemptReturned | WorkerHeartbeat) or self._stage is not _Stage.RUNNING
         outgoing = Outgoing(entry, if_lost, progress, offset, subject, is_awaited)
         self._outbox.add(outgoing, is_urgent=is_urgent or is_awaited)

@@ -270,11 +270,11 @@ def test_each_handler_collects_for_itself_and_whoever_waits_longest_is_first() -
     assert told == [(["rows"], 0), (["other"], 1), (["texts"], 1)]
 
 
-def test_a_suspect_is_called_alone_and_at_once() -> None:
+def test_what_was_lost_before_is_called_alone_and_at_once() -> None:
     intake = Intake()
     intake.put(waiting(0, 0))
-    intake.put(waiting(1, 1, is_suspect=True))
-    intake.put(waiting(2, 2, is_suspect=True))
+    intake.put(waiting(1, 1, crash_count=1))
+    intake.put(waiting(2, 2, crash_count=2))
     assert [(lane.size, [one.offset for one in lane], lane.due(2)) for lane in intake.lanes()] == [
         (3, [0], 0),
         (1, [1, 2], 1),

@@ -158,7 +158,7 @@ def test_while_a_batch_collects_nobody_vouches_for_it_and_then_for_each_of_it(
     stage: Stage, gate: Gate, clock: ManualClock
 ) -> None:
     worker = stage.worker(holding(gate, batch=Batch(size=3, wait=5)), clock=clock, slots=9)
-    running = stage.offer("hold", 0, task_id="s", is_suspect=True, shard=0)
+    running = stage.offer("hold", 0, task_id="s", is_suspect=True, crash_count=1, shard=0)
     gate.await_begun()
     stage.offer("hold", 1, task_id="a", shard=0)
     stage.offer("hold", 2, task_id="b", shard=0)
@@ -175,13 +175,56 @@ def test_while_a_batch_collects_nobody_vouches_for_it_and_then_for_each_of_it(
     assert stage.of(WorkerHeartbeat)[-1].free_slots == 9 - 4
 
 
-def test_a_suspect_is_called_alone(stage: Stage, gate: Gate, clock: ManualClock) -> None:
+def test_what_was_lost_before_is_called_alone(stage: Stage, gate: Gate, clock: ManualClock) -> None:
     """C16: a batch that took its worker down is not put together again, so that only one item of it does so twice."""
     stage.worker(holding(gate), clock=clock)
-    ready = offered(stage, "a", "b", is_suspect=True)
+    ready = offered(stage, "a", "b", is_suspect=True, crash_count=1)
     gate.open()
     assert [gate.await_begun(), gate.await_begun()] == [["a"], ["b"]]
     assert [stage.outcome(one).result for one in ready] == [b"0", b"1"]
+
+
+def test_the_others_are_called_without_a_suspect_that_was_stopped_before(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    log = faulty(stage)
+    worker = stage.worker(holding(gate), clock=clock, log=log)
+    offered(stage, "a", "b", is_suspect=True)
+    stage.expect(lambda: worker.runtime.stats.waiting == 2)
+    log.refused = 1_000_000
+    late = stage.offer("hold", 2, task_id="c", timeout_ms=50, is_suspect=True)
+    stage.expect(lambda: worker.runtime.stats.running == 3)
+    worker.advance(50)  # its time is over,
+    stage.expect(lambda: worker.runtime._attempts.next_at() == clock.now + 500_000)
+    worker.advance(500)  # and it is given up, still without a start in the log
+    stage.expect(lambda: worker.runtime.stats.running == 2)
+    log.refused = 0
+    worker.advance(100)
+    assert gate.await_begun() == ["a", "b"]
+    assert stage.outcome(late).error.kind is ErrorKind.TIMEOUT
+    gate.open()
+    stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 2)
+
+
+@pytest.mark.parametrize("suspects", ["a", "c", "abc"])
+def test_a_batch_with_a_suspect_is_not_called_before_its_starts_are_in_the_log(
+    stage: Stage, gate: Gate, clock: ManualClock, suspects: str
+) -> None:
+    """C16: if it is the end of the worker, each of it counts as lost, and is called alone after that."""
+    log = faulty(stage)
+    worker = stage.worker(holding(gate), clock=clock, log=log)
+    log.lost = 1
+    for name in "abc":
+        stage.offer("hold", 7, task_id=name, is_suspect=name in suspects)
+    stage.expect(lambda: worker.runtime.stats.revoked == 3 and not worker.runtime.stats.running)
+    assert gate.begun.empty()
+    for name in "abc":  # by the shard, which has not heard of their starts
+        stage.offer("hold", 7, task_id=name, is_suspect=name in suspects)
+    assert gate.await_begun() == ["a", "b", "c"]
+    gate.open()
+    stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 3)
+    assert gate.begun.empty()
+    assert len(stage.of(AttemptStarted)) == 3
 
 
 def test_a_worker_wakes_up_when_a_batch_is_due(stage: Stage, gate: Gate, clock: ManualClock) -> None:
@@ -497,6 +540,23 @@ def test_what_is_revoked_before_its_start_could_be_sent_is_not_called(
     gate.open()
     stage.expect(lambda: len(stage.of(AttemptSucceeded)) == 2)
     stage.expect(lambda: worker.runtime.stats.running == 0)
+
+
+def test_one_that_is_called_alone_is_not_called_if_it_is_revoked_before(
+    stage: Stage, gate: Gate, clock: ManualClock
+) -> None:
+    log = faulty(stage)
+    worker = stage.worker(Handler(gate.hold_one, name="one"), clock=clock, log=log)
+    log.refused = 1_000_000
+    ready = stage.offer("one", task_id="x")
+    stage.expect(lambda: worker.runtime.stats.running == 1)
+    stage.signal(worker, ready, SignalKind.REVOKE)
+    stage.expect(lambda: worker.runtime.stats.revoked == 1)
+    log.refused = 0
+    worker.advance(100)
+    stage.expect(lambda: worker.runtime.stats.running == 0)
+    stage.offer("one", task_id="y")
+    assert gate.await_begun() == ["y"]
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
