@@ -16,7 +16,6 @@ import pytest
 from schemas.messages import Priority, Status
 from tests.harness import eventually, running
 from tidewheel import App, Engine, Retry
-from workers.registry import ExecutorKind
 
 
 class Stage:
@@ -58,7 +57,7 @@ def at_the_worker(engine: Engine, priority: Priority) -> list[str]:
     """The payloads of the records that wait for a slot there."""
     worker = engine._worker
     assert worker is not None
-    return [str(waiting.ready.payload) for waiting in list(worker._intake._lanes[ExecutorKind.THREAD][priority])]
+    return [str(ready.payload) for ready in list(worker._intake._ready.values()) if ready.priority is priority]
 
 
 def is_at_the_worker(engine: Engine, name: str, priority: Priority) -> bool:
