@@ -149,13 +149,24 @@ def test_what_a_rate_allows_is_used() -> None:
     assert len(world.starts) >= 0.98 * 60 * 100
 
 
-def test_with_a_burst_of_one_starts_are_a_period_apart() -> None:
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_c29_with_a_burst_of_one_starts_are_a_period_apart(shards: int) -> None:
     rate = Rate(10, 60 * SECOND, 1)
-    world = World(Random(1), rate, shards=3, delay_us=10_000)
+    world = World(Random(1), rate, shards=shards, delay_us=10_000)
     world.run(300 * SECOND)
     gaps = [after - before for before, after in itertools.pairwise(world.starts)]
     assert all(6 * SECOND <= gap <= 6.05 * SECOND for gap in gaps)
     assert world.starts[39] <= 236 * SECOND
+
+
+@pytest.mark.parametrize("shards", [1, 3, 8])
+def test_c29_a_full_bucket_is_the_burst_that_was_declared_and_no_more(shards: int) -> None:
+    rate = Rate(10, 60 * SECOND, 10)
+    world = World(Random(2), rate, shards=shards, delay_us=10_000)
+    world.run(300 * SECOND, crash_every=0.001)
+    check_rate(world.starts, rate)
+    assert sum(at <= SECOND for at in world.starts) == 10
+    assert world.starts[39] <= 185 * SECOND
 
 
 @pytest.mark.parametrize("crash_every", [0.0, 0.05])
