@@ -223,11 +223,13 @@ class Dispatch:
         return counts
 
     def oldest(self) -> Iterator[tuple[DepthKey, str]]:
-        """The tasks that are to go first."""
+        """The tasks that are to go first, and those that are out."""
         for (queue, _), lane in self._lanes.items():
             for priority, tenant_id, task_id in lane.waiting.oldest():
                 yield (queue, priority, tenant_id), task_id
         yield from self.gate.oldest()
+        for task_id, out in self._out.items():
+            yield (out.lane[0], out.priority, out.tenant_id), task_id
 
     def _pick_resends(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         picked = []
