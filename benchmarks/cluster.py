@@ -280,6 +280,7 @@ def _environ(options: ClusterOptions, folder: Path, addresses: Mapping[str, str]
         "TIDEWHEEL_CASSANDRA_KEYSPACE": f"benchmark_{run}",
         "TIDEWHEEL_SHARDS": str(options.shards),
         "TIDEWHEEL_HEALTH_PORT": "0",
+        "TIDEWHEEL_ADMISSION_TENANT_SUBMITS_PER_S": "1000000",  # one tenant is the load
         PLACE: str((folder / "starts").resolve()),
     }
 

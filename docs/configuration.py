@@ -25,6 +25,7 @@ _TITLES = {
     "health": "Health and metrics",
     "log": "Logs",
     "worker": "Workers",
+    "admission": "What is let in",
 }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
+from pydantic import Field
 
 from scheduler.core.policies import WEIGHT_MAX, Policies
 from scheduler.instants import format_instant
@@ -13,11 +14,33 @@ from scheduler.operations import Operation, Performer, Steps, at_once, read, ref
 from scheduler.ports import Clock
 from scheduler.queue_stats import Amount, Amounts
 from scheduler.refusals import invalid
-from scheduler.submission import check_reason
+from scheduler.submission import Body, check_reason
 from schemas.ids import NAME_RULE, is_name
 from schemas.messages import Policy, Priority, QueuePolicy, TenantPolicy
 
 T = TypeVar("T")
+
+RATE_MAX = 1_000_000  # submissions a second
+PendingMax = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+ALERT_PENDING = 100_000  # waiting tasks of a queue from which on somebody is to look
+
+
+class QueueChange(Body):
+    """What an operator changes of a queue. What is absent stays; null stands for what the settings say."""
+
+    pending_max: PendingMax | None = Field(None, description="How many of its tasks may wait.")
+
+
+class TenantChange(Body):
+    """What an operator changes of a tenant. What is absent stays; null stands for the default."""
+
+    weight: Annotated[int, Field(ge=1, le=WEIGHT_MAX)] | None = Field(None, description="Its share; 1 by default.")
+    submits_per_s: Annotated[int, Field(ge=1, le=RATE_MAX)] | None = Field(
+        None, description="How many tasks it may submit in a second, over ten seconds."
+    )
+    pending_max: PendingMax | None = Field(None, description="How many of its tasks may wait.")
 
 
 class PriorityView(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +58,15 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
 
     The counts are a second old at most, or ten while nothing happens. `throttled` of the pending ones wait for a limit.
     `backlog` is what workers are needed for: the other pending ones, and those that run. `set_at` is when an operator
-    said the last word; null: nobody did.
+    said the last word; null: nobody did. `pending_max` is what may wait; null: what the settings of the schedulers say.
+    `is_crowded`: 100,000 wait, or more.
     """
 
     queue: str
     is_paused: bool
     pause_reason: str | None
+    pending_max: int | None
+    is_crowded: bool
     set_at: str | None
     pending: int
     throttled: int
@@ -60,10 +86,15 @@ class QueueList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant. `weight` is its share of the starts among tenants that wait in the same queue and priority."""
+    """A tenant. `weight` is its share of the starts among tenants that wait in the same queue and priority.
+
+    `submits_per_s` and `pending_max` bound what it submits and what waits of it; null: what the settings say.
+    """
 
     tenant_id: str
     weight: int
+    submits_per_s: int | None
+    pending_max: int | None
     set_at: str | None
     pending: int
     running: int
@@ -126,9 +157,13 @@ class QueueService:
         """All tenants that have something, or of which something was said."""
         return self._operation(at_once(self._tenants))
 
-    def set_weight(self, tenant_id: str, weight: int) -> Operation[TenantView]:
-        """Let a tenant have another share, also of what waits already."""
-        return self._operation(self._set_weight(tenant_id, weight))
+    def set_queue(self, queue: str, change: QueueChange) -> Operation[QueueView]:
+        """Let other bounds hold for a queue."""
+        return self._operation(self._set_queue(queue, change))
+
+    def set_tenant(self, tenant_id: str, change: TenantChange) -> Operation[TenantView]:
+        """Let a tenant have another share, also of what waits already, or other bounds."""
+        return self._operation(self._set_tenant(tenant_id, change))
 
     def _operation(self, steps: Steps[T]) -> Operation[T]:
         return Operation(self._performer, refusing_errors(steps))
@@ -170,15 +205,28 @@ class QueueService:
         views = [_tenant_view(policies.tenant(name), found) for name, found in sorted(by_tenant.items())]
         return TenantList(tenants=views, shards_heard=amounts.heard, shards=amounts.shards)
 
-    def _set_weight(self, tenant_id: str, weight: int) -> Steps[TenantView]:
+    def _set_queue(self, queue: str, change: QueueChange) -> Steps[QueueView]:
+        check_name("queue", queue)
+        before = self._board.policies.queue(queue)
+        after: QueuePolicy = msgspec.structs.replace(before, **_given(change))
+        if after != before:
+            yield from read(lambda: self._board.say(msgspec.structs.replace(after, set_at=self._clock.now_us())))
+        return self._queue(queue)
+
+    def _set_tenant(self, tenant_id: str, change: TenantChange) -> Steps[TenantView]:
         check_name("tenant_id", tenant_id)
-        if not 1 <= weight <= WEIGHT_MAX:
-            raise invalid("weight", f"is {weight}", f"1 to {WEIGHT_MAX:,}")
+        given = _given(change)
+        if given.get("weight", 0) is None:
+            given["weight"] = 1
         before = self._board.policies.tenant(tenant_id)
-        if before.weight != weight:
-            after: TenantPolicy = msgspec.structs.replace(before, weight=weight, set_at=self._clock.now_us())
-            yield from read(lambda: self._board.say(after))
+        after: TenantPolicy = msgspec.structs.replace(before, **given)
+        if after != before:
+            yield from read(lambda: self._board.say(msgspec.structs.replace(after, set_at=self._clock.now_us())))
         return self._tenant(tenant_id)
+
+
+def _given(change: Body) -> dict[str, Any]:
+    return {name: getattr(change, name) for name in change.model_fields_set}
 
 
 def check_name(field: str, name: str) -> None:
@@ -194,6 +242,8 @@ def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
         queue=policy.queue,
         is_paused=policy.is_paused,
         pause_reason=policy.pause_reason,
+        pending_max=policy.pending_max,
+        is_crowded=pending >= ALERT_PENDING,
         set_at=_instant(policy.set_at),
         pending=pending,
         throttled=throttled,
@@ -217,6 +267,8 @@ def _tenant_view(policy: TenantPolicy, found: Sequence[Amount]) -> TenantView:
     return TenantView(
         tenant_id=policy.tenant_id,
         weight=policy.weight,
+        submits_per_s=policy.submits_per_s,
+        pending_max=policy.pending_max,
         set_at=_instant(policy.set_at),
         pending=pending,
         running=running,

@@ -19,11 +19,17 @@ class RefusalKind(StrEnum):
     WRONG_STATUS = "wrong-status"  # what was asked cannot be done to a task that stands where it stands
     VERSION_MISMATCH = "version-mismatch"
     OVERLOADED = "overloaded"  # nothing happened; later
+    TOO_MANY = "too-many"  # the tenant has more than it may; later
     UNAVAILABLE = "unavailable"  # a part that is needed does not answer; later
     UNDECIDED = "undecided"  # it was sent, and may or may not have been accepted
 
 
-RETRY_AFTER_S = {RefusalKind.OVERLOADED: 1, RefusalKind.UNAVAILABLE: 1, RefusalKind.UNDECIDED: 2}
+RETRY_AFTER_S = {
+    RefusalKind.OVERLOADED: 1,
+    RefusalKind.TOO_MANY: 1,
+    RefusalKind.UNAVAILABLE: 1,
+    RefusalKind.UNDECIDED: 2,
+}
 
 
 class FieldError(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,6 +95,7 @@ _KINDS = {
     Outcome.VIEW_BEHIND: RefusalKind.UNAVAILABLE,
     Outcome.INVALID: RefusalKind.INVALID,
     Outcome.OVERLOADED: RefusalKind.OVERLOADED,
+    Outcome.TOO_MANY: RefusalKind.TOO_MANY,
 }
 
 

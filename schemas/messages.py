@@ -591,6 +591,7 @@ class Outcome(StrEnum):
     VIEW_BEHIND = "view_behind"
     INVALID = "invalid"
     OVERLOADED = "overloaded"
+    TOO_MANY = "too_many"  # of its tenant
     UNKNOWN = "unknown"
 
 
@@ -985,6 +986,7 @@ class QueuePolicy(Message, frozen=True, kw_only=True):
     set_at: int
     is_paused: bool = False
     pause_reason: str | None = None
+    pending_max: int | None = None
 
 
 class TenantPolicy(Message, frozen=True, kw_only=True):
@@ -993,6 +995,8 @@ class TenantPolicy(Message, frozen=True, kw_only=True):
     tenant_id: str
     set_at: int
     weight: int = 1
+    submits_per_s: int | None = None
+    pending_max: int | None = None
 
 
 class LimitStrategy(StrEnum):

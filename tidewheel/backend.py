@@ -7,7 +7,15 @@ from typing import Any, Protocol, TypeVar
 
 from scheduler.limit_service import LimitList, LimitService, LimitView, declaration_of
 from scheduler.ports import ScheduleFilter, TaskFilter
-from scheduler.queue_service import QueueList, QueueView, TenantList, TenantView
+from scheduler.queue_service import (
+    QueueChange,
+    QueueList,
+    QueueService,
+    QueueView,
+    TenantChange,
+    TenantList,
+    TenantView,
+)
 from scheduler.refusals import Refusal
 from scheduler.schedule_service import Created, ScheduleService
 from scheduler.schedule_submission import Backfill, Preview, ScheduleChange, ScheduleSubmission
@@ -149,8 +157,11 @@ class QueueBackend(Protocol):
     def tenants(self) -> Doable[TenantList]:
         """All tenants of which something was said."""
 
-    def set_weight(self, tenant_id: str, weight: int) -> Doable[TenantView]:
-        """Let a tenant have another share, also of what waits already."""
+    def set_queue(self, queue: str, fields: Mapping[str, Any]) -> Doable[QueueView]:
+        """Let other bounds hold for a queue; absent fields stay, None stands for the default."""
+
+    def set_tenant(self, tenant_id: str, fields: Mapping[str, Any]) -> Doable[TenantView]:
+        """Let a tenant have another share or other bounds; absent fields stay, None stands for the default."""
 
 
 class LimitBackend(Protocol):
@@ -247,6 +258,24 @@ class LocalSchedules:
         return self._service.preview(validated(Preview, fields))
 
 
+class LocalQueues:
+    """Queues and tenants of this process."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+        self.queue, self.queues = service.queue, service.queues
+        self.pause, self.resume = service.pause, service.resume
+        self.tenant, self.tenants = service.tenant, service.tenants
+
+    def set_queue(self, queue: str, fields: Mapping[str, Any]) -> Doable[QueueView]:
+        """Let other bounds hold for a queue."""
+        return self._service.set_queue(queue, validated(QueueChange, fields))
+
+    def set_tenant(self, tenant_id: str, fields: Mapping[str, Any]) -> Doable[TenantView]:
+        """Let a tenant have another share or other bounds."""
+        return self._service.set_tenant(tenant_id, validated(TenantChange, fields))
+
+
 class LocalLimits:
     """Limits of this process."""
 
@@ -271,7 +300,7 @@ class LocalBackend:
     def __init__(self, service: TaskService) -> None:
         self._service = service
         self.schedules = LocalSchedules(service.schedules)
-        self.queues: QueueBackend = service.queues
+        self.queues: QueueBackend = LocalQueues(service.queues)
         self.limits: LimitBackend = LocalLimits(service.limits)
         self.get = service.get
         self.wait = service.wait

@@ -22,6 +22,7 @@ from infra.topics import (
     TopicCatalog,
     cluster_catalog,
 )
+from scheduler.core.admission import AdmissionSettings
 from tidewheel.settings import DEFAULT_PORT
 from workers.settings import SLOTS_MAX
 
@@ -246,6 +247,24 @@ class Health(_Section):
     )
 
 
+class Admission(_Section):
+    """What is let in of tenants and queues of which operators say nothing else. The same for all processes."""
+
+    tenant_submits_per_s: int | None = _setting(
+        1_000,
+        "How many tasks a tenant may submit in a second, over ten seconds.",
+        "from 1 to a million",
+        ge=1,
+        le=10**6,
+    )
+    tenant_pending_max: int | None = _setting(
+        None, "How many tasks of a tenant may wait; without it as many as of a queue.", "from 1 to 10^9", ge=1, le=10**9
+    )
+    queue_pending_max: int = _setting(
+        10_000_000, "How many tasks of a queue may wait.", "from 1 to 10^9", ge=1, le=10**9
+    )
+
+
 class Log(_Section):
     """What the processes say."""
 
@@ -300,6 +319,11 @@ class ClusterSettings(_Section):
     health: Health = Health()
     log: Log = Log()
     worker: Worker = Worker()
+    admission: Admission = Admission()
+
+    def of_admission(self) -> AdmissionSettings:
+        """What holds for tenants and queues of which nothing else is said."""
+        return AdmissionSettings(**self.admission.model_dump())
 
     def catalog(self) -> TopicCatalog:
         """The topics of this cluster."""

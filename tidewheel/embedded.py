@@ -212,7 +212,7 @@ class Engine:
             ShardsHere(self.runtime),
             clock=clock,
             random_bits=rng.getrandbits,
-            settings=ServiceSettings(idempotency_window_s=window_s),
+            settings=ServiceSettings(idempotency_window_s=window_s, admission=settings.shard.admission),
         )
         self.metrics = engine_metrics(self)
         self._codec = codec

@@ -319,9 +319,13 @@ class HttpQueues:
         """All tenants of which something was said."""
         return self._backend.call("GET", _TENANTS, TenantList)
 
-    def set_weight(self, tenant_id: str, weight: int) -> HttpCall[TenantView]:
-        """Let a tenant have another share, also of what waits already."""
-        return self._backend.call("PUT", _tenant_path(tenant_id), TenantView, content=_encoded({"weight": weight}))
+    def set_queue(self, queue: str, fields: Mapping[str, Any]) -> HttpCall[QueueView]:
+        """Let other bounds hold for a queue; absent fields stay, None stands for the default."""
+        return self._backend.call("PATCH", _queue_path(queue), QueueView, content=_encoded(fields))
+
+    def set_tenant(self, tenant_id: str, fields: Mapping[str, Any]) -> HttpCall[TenantView]:
+        """Let a tenant have another share or other bounds; absent fields stay, None stands for the default."""
+        return self._backend.call("PATCH", _tenant_path(tenant_id), TenantView, content=_encoded(fields))
 
 
 class HttpLimits:

@@ -148,7 +148,9 @@ class SchedulerRole(Role):
         self._clock = shared.clock
         self._log = files.enter_context(closing(shared.connect(self.name)))
         states = files.enter_context(closing(KafkaStateStore(shared.kafka)))
-        shard = ShardSettings(idempotency_window_us=round(settings.idempotency_window_s * 1_000_000))
+        shard = ShardSettings(
+            idempotency_window_us=round(settings.idempotency_window_s * 1_000_000), admission=settings.of_admission()
+        )
         owner = RuntimeSettings(owner=shared.name, shard=shard)
         self.runtime = SchedulerRuntime(self._log, states, shared.codec, shared.clock, shared.rng, owner)
         self._began_at = shared.clock.now_us()
@@ -277,7 +279,9 @@ class ApiRole(Role):
             clock=shared.clock,
             random_bits=shared.rng.getrandbits,
             settings=ServiceSettings(
-                idempotency_window_s=round(settings.idempotency_window_s), remembers_accepted=True
+                idempotency_window_s=round(settings.idempotency_window_s),
+                admission=settings.of_admission(),
+                remembers_accepted=True,
             ),
         )
         files.callback(self._service.close)

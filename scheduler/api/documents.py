@@ -12,11 +12,21 @@ from pydantic.json_schema import models_json_schema
 
 from scheduler.api.problem import MEDIA_TYPE, Problem
 from scheduler.limit_service import LimitDeclaration
+from scheduler.queue_service import QueueChange, TenantChange
 from scheduler.schedule_submission import Backfill, Preview, ScheduleSubmission
 from scheduler.submission import Submission, Update
 
 _REF = "#/components/schemas/{name}"
-_MODELS: tuple[type[BaseModel], ...] = (Submission, Update, ScheduleSubmission, Preview, Backfill, LimitDeclaration)
+_MODELS: tuple[type[BaseModel], ...] = (
+    Submission,
+    Update,
+    ScheduleSubmission,
+    Preview,
+    Backfill,
+    LimitDeclaration,
+    QueueChange,
+    TenantChange,
+)
 _EXAMPLE = {
     "task_type": "email.send",
     "payload": {"to": "ada@example.org", "template": "welcome"},

@@ -21,6 +21,7 @@ HTTP_STATUS = {
     RefusalKind.WRONG_STATUS: 409,
     RefusalKind.VERSION_MISMATCH: 409,
     RefusalKind.OVERLOADED: 503,
+    RefusalKind.TOO_MANY: 429,
     RefusalKind.UNAVAILABLE: 503,
     RefusalKind.UNDECIDED: 503,
 }
@@ -32,6 +33,7 @@ _TITLES = {
     RefusalKind.WRONG_STATUS: "It stands where this cannot be done",
     RefusalKind.VERSION_MISMATCH: "It has another version",
     RefusalKind.OVERLOADED: "Too much to do",
+    RefusalKind.TOO_MANY: "Too much of one tenant",
     RefusalKind.UNAVAILABLE: "A part of the scheduler does not answer",
     RefusalKind.UNDECIDED: "Not decided in time",
 }

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Any
 
-from scheduler.api.documents import documented
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from scheduler.api.documents import documented, reference
 from scheduler.api.exchange import check_query, json_response
 from scheduler.api.guard import read_json, read_json_if_any
-from scheduler.core.policies import WEIGHT_MAX
-from scheduler.queue_service import PriorityView, QueueList, QueueService, QueueView, TenantList, TenantView
+from scheduler.queue_service import (
+    PriorityView,
+    QueueChange,
+    QueueList,
+    QueueService,
+    QueueView,
+    TenantChange,
+    TenantList,
+    TenantView,
+)
 from scheduler.refusals import invalid
-from scheduler.submission import parse_fields
+from scheduler.submission import parse_fields, validated
 from schemas.limits import BODY_MAX
 
 ANSWERS: tuple[type, ...] = (PriorityView, QueueView, QueueList, TenantView, TenantList)
@@ -19,12 +30,10 @@ _REASON_BODY = {
     "additionalProperties": False,
     "properties": {"reason": {"type": ["string", "null"], "maxLength": 1024}},
 }
-_WEIGHT_BODY = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["weight"],
-    "properties": {"weight": {"type": "integer", "minimum": 1, "maximum": WEIGHT_MAX}},
-}
+
+
+def _changing(change: type[BaseModel], view: type) -> dict[str, Any]:
+    return documented(body=reference(change.__name__), answers={200: view}, problems=(415, 422, 503))
 
 
 def queue_routes(queues: QueueService) -> APIRouter:
@@ -48,6 +57,12 @@ def _queue_routes(queues: QueueService) -> APIRouter:
     async def get(queue: str) -> Response:
         """What waits and runs in a queue, and whether it is paused. A scaler may go by `backlog`."""
         return json_response(await queues.queue(queue), 200)
+
+    @routes.patch("/{queue}", **_changing(QueueChange, QueueView))
+    async def change(queue: str, request: Request) -> Response:
+        """Let other bounds hold for a queue."""
+        fields = parse_fields(await read_json(request, BODY_MAX), tuple(QueueChange.model_fields))
+        return json_response(await queues.set_queue(queue, validated(QueueChange, fields)), 200)
 
     @routes.post(
         "/{queue}/pause",
@@ -83,12 +98,10 @@ def _tenant_routes(queues: QueueService) -> APIRouter:
         """What waits and runs of a tenant, and its share."""
         return json_response(await queues.tenant(tenant_id), 200)
 
-    @routes.put("/{tenant_id}", **documented(body=_WEIGHT_BODY, answers={200: TenantView}, problems=(415, 422, 503)))
-    async def put(tenant_id: str, request: Request) -> Response:
-        """Let a tenant have another share, also of what waits already."""
-        weight = parse_fields(await read_json(request, BODY_MAX), ("weight",)).get("weight")
-        if not isinstance(weight, int) or isinstance(weight, bool):
-            raise invalid("weight", "is not a whole number", f"1 to {WEIGHT_MAX:,}")
-        return json_response(await queues.set_weight(tenant_id, weight), 200)
+    @routes.patch("/{tenant_id}", **_changing(TenantChange, TenantView))
+    async def change(tenant_id: str, request: Request) -> Response:
+        """Let a tenant have another share, also of what waits already, or other bounds."""
+        fields = parse_fields(await read_json(request, BODY_MAX), tuple(TenantChange.model_fields))
+        return json_response(await queues.set_tenant(tenant_id, validated(TenantChange, fields)), 200)
 
     return routes

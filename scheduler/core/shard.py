@@ -17,6 +17,7 @@ import msgspec
 
 from cron.zones import tzdata_version
 from scheduler.core import decisions, routing, schedule_requests
+from scheduler.core.admission import Admission, AdmissionSettings
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import Dispatch, PartitionsOf
 from scheduler.core.gate import DepthKey, attempt_of, depth_key
@@ -124,11 +125,12 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     schedules_max: int = 1_000_000  # 0.7 KB each
     near_max: int = 200_000  # live tasks beyond which no slot of the wheel is read, until some have ended
     markers_max: int = 1_000_000  # changed or cancelled tasks in the wheel: 0.3 KB each
+    admission: AdmissionSettings = AdmissionSettings()
 
 
 # Refusals after which whoever waits for no reply finds the record among the invalid ones: what it asked for would be
 # lost otherwise. The others say that all is as asked already, or that the task stands where it cannot be done.
-_LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED})
+_LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED, Outcome.TOO_MANY})
 
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
@@ -215,6 +217,7 @@ class Shard:
         self._timers = Timers()
         policies = policies or Policies()
         self._dispatch = Dispatch(policies)
+        self._admission = Admission(settings.admission, policies, settings.shards)
         self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
@@ -422,6 +425,7 @@ class Shard:
         if before is not None:
             self.statuses[before.status] -= 1
             if before.status is Status.PENDING:
+                self._admission.leaves(before)
                 self._suspects.discard(task_id)
                 self._dispatch.started(task_id) if status is Status.RUNNING else self._dispatch.forget(task_id)
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
@@ -432,6 +436,8 @@ class Shard:
             del self.statuses[status]
             self._timers.cancel(task_id)
             return
+        if status is Status.PENDING:
+            self._admission.enters(after)
         if status is Status.RUNNING and (before is None or before.status is not Status.RUNNING):
             self._heard[task_id] = now
             self._running.setdefault(after.worker_id or "", set()).add(task_id)
@@ -615,13 +621,7 @@ class Shard:
     def _decide_request(self, known: Task | EndedTask | None, request: TaskRequest, now: int) -> Decision:
         match request:
             case SubmitTask():
-                if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
-                    return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
-                if isinstance(known, EndedTask) and known.keep_until <= now:
-                    known = None  # to be forgotten in the very moment
-                if known is None and (reason := self._is_full(request.spec, now)):
-                    return Decision(None, Outcome.OVERLOADED, reason)
-                return decisions.decide_submit(known, request, now)
+                return self._decide_submit(known, request, now)
             case CancelTask():
                 return decisions.decide_cancel(known, request)
             case UpdateTask():
@@ -632,6 +632,18 @@ class Shard:
                 return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset, now)
             case DiscardTask():
                 return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
+
+    def _decide_submit(self, known: Task | EndedTask | None, request: SubmitTask, now: int) -> Decision:
+        if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
+            return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
+        if isinstance(known, EndedTask) and known.keep_until <= now:
+            known = None  # to be forgotten in the very moment
+        if known is None and (reason := self._is_full(request.spec, now)):
+            return Decision(None, Outcome.OVERLOADED, reason)
+        decision = decisions.decide_submit(known, request, now)
+        if decision.body is not None and (refused := self._admission.refusal(request.spec, now)):
+            return Decision(None, refused.outcome, refused.detail)
+        return decision
 
     def _is_full(self, spec: TaskSpec, now: int) -> str | None:
         settings = self._settings
@@ -1199,6 +1211,7 @@ class Shard:
             "pending": sum(self._dispatch.depth().values()),
             "heard": len(self._heard),
             "suspects": len(self._suspects),
+            "admitted": self._admission.pending(),
             "held": self._dispatch.gate.held(),
             "limits": len(self._limits.limiter),
             "staying": len(self._staying),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.queue_service import TenantChange
 from schemas.messages import Priority, Status
 from tests.harness import eventually, running
 from tidewheel import App, Engine, Retry
@@ -151,7 +152,7 @@ def test_c28_a_tenant_that_comes_later_starts_within_a_round() -> None:
 def test_c28_two_tenants_with_a_backlog_share_by_their_weights(weight: int, share: int) -> None:
     stage = Stage()
     with running(stage.app, slots=1) as engine:
-        engine.service.queues.set_weight("a", weight).run()
+        engine.service.queues.set_tenant("a", TenantChange.model_validate({"weight": weight})).run()
         eventually(lambda: engine.runtime.policies.weight_of("a") == weight)
         for tenant_id in "ab":
             names = [f"{tenant_id}-{number}" for number in range(400)]

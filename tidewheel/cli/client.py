@@ -61,6 +61,7 @@ HINTS = {
     RefusalKind.CONFLICT: "submit the same content to get that task, or choose another --id or --key",
     RefusalKind.TOO_LARGE: "put the content somewhere else and submit where it is",
     RefusalKind.OVERLOADED: "nothing happened; try again in a second",
+    RefusalKind.TOO_MANY: "nothing happened; submit more slowly, or let an operator raise it: tidewheel tenants set",
     RefusalKind.UNAVAILABLE: "nothing happened; try again in a second, /healthz tells how the server is",
     RefusalKind.UNDECIDED: "it may have happened or not: look with tidewheel status before you try again",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -72,21 +72,67 @@ def list_tenants(server: Server = LOCAL, json: Json = False, debug: Debug = Fals
     return Exit.OK
 
 
-def weight(
+def set_tenant(
     tenant_id: Annotated[str, typer.Argument(metavar="TENANT", show_default=False)],
-    value: Annotated[int, typer.Argument(metavar="WEIGHT", help=f"From 1 to {WEIGHT_MAX:,}.", show_default=False)],
+    weight: Annotated[
+        str | None, typer.Option(metavar="N", help=f"Its share, from 1 to {WEIGHT_MAX:,}; 1 by default.")
+    ] = None,
+    submits_per_s: Annotated[
+        str | None, typer.Option("--submits-per-s", metavar="N", help="Submissions a second, over ten seconds.")
+    ] = None,
+    pending_max: Annotated[str | None, typer.Option(metavar="N", help="How many of its tasks may wait.")] = None,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Let a tenant have another share of the starts, also of what waits already."""
+    """Let a tenant have another share of the starts, or other bounds. `default` takes a word back."""
+    fields = _fields(
+        {"--weight": weight, "--submits-per-s": submits_per_s, "--pending-max": pending_max},
+    )
     with connected_to(server) as connected:
-        found = connected.ask(connected.backend.queues.set_weight(tenant_id, value))
+        found = connected.ask(connected.backend.queues.set_tenant(tenant_id, fields))
     if json:
         print_json(found)
     else:
-        show(console(), Text(f"✔ {plain(found.tenant_id)} has the weight {found.weight:,}"))
+        bounds = f"submits/s {_bound(found.submits_per_s)}, waiting {_bound(found.pending_max)}"
+        show(console(), Text(f"✔ {plain(found.tenant_id)}: weight {found.weight:,}, {bounds}"))
     return Exit.OK
+
+
+def set_queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", show_default=False)],
+    pending_max: Annotated[str | None, typer.Option(metavar="N", help="How many of its tasks may wait.")] = None,
+    server: Server = LOCAL,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Let another bound hold for a queue. `default` takes a word back."""
+    fields = _fields({"--pending-max": pending_max})
+    with connected_to(server) as connected:
+        found = connected.ask(connected.backend.queues.set_queue(_queue_name(queue), fields))
+    if json:
+        print_json(found)
+    else:
+        show(console(), Text(f"✔ {plain(found.queue)}: waiting {_bound(found.pending_max)}"))
+    return Exit.OK
+
+
+def _fields(options: Mapping[str, str | None]) -> dict[str, int | None]:
+    """Fields by name from options that are numbers, or the word `default`."""
+    fields: dict[str, int | None] = {}
+    for option, text in options.items():
+        if text is None:
+            continue
+        if text != "default" and not text.isdecimal():
+            raise usage(option, f"{text!r} is no number", "a whole number, or default")
+        fields[option.removeprefix("--").replace("-", "_")] = None if text == "default" else int(text)
+    if not fields:
+        raise usage(next(iter(options)), "is missing", f"at least one of {', '.join(options)}")
+    return fields
+
+
+def _bound(value: int | None) -> str:
+    return "as the settings say" if value is None else f"at most {value:,}"
 
 
 def _queue_name(name: str) -> str:
@@ -106,6 +152,8 @@ def _queue_table(queues: Sequence[QueueView]) -> Table:
     for one in queues:
         by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
         state = Text("‖ paused", "yellow") if one.is_paused else Text("● open", "green")
+        if one.is_crowded and not one.is_paused:
+            state = Text("● crowded", "yellow")
         if one.pause_reason:
             state.append(f": {plain(one.pause_reason)}", "dim")
         oldest = "" if one.oldest_at is None else relative(one.oldest_at, now)
@@ -137,6 +185,6 @@ def _tell_missing(heard: int, shards: int) -> None:
 
 queues = group(
     "Queues: what waits and runs in them; pause and resume them.",
-    {"list": list_queues, "pause": pause, "resume": resume},
+    {"list": list_queues, "set": set_queue, "pause": pause, "resume": resume},
 )
-tenants = group("Tenants: what waits and runs of them, and their shares.", {"list": list_tenants, "weight": weight})
+tenants = group("Tenants: what waits and runs of them, and their shares.", {"list": list_tenants, "set": set_tenant})
