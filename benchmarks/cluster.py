@@ -36,6 +36,7 @@ from infra.kafka.topics import TopicAdmin
 from infra.services import BASE_PORT, PORTS_TAKEN
 from infra.services import Cluster as Services
 from infra.topics import ClusterSizes, cluster_catalog
+from scheduler.core.admission import AdmissionSettings
 from scheduler.gateway import Gateway
 from scheduler.ports import Record, TopicPartition
 from scheduler.service import ServiceSettings, TaskService
@@ -44,6 +45,7 @@ from schemas.errors import TidewheelIOError
 from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
 from tidewheel.backend import LocalBackend
 from tidewheel.clock import SteadyClock
+from tidewheel.cluster_settings import ClusterSettings
 from tidewheel.live import NoShards
 from tidewheel.tuning import tuned
 
@@ -143,6 +145,7 @@ class ClusterStage:
     hold: Noop
     starts: SharedStarts
     view: CassandraView
+    backend: LocalBackend
     own: Services | None = None  # those that the benchmark may end and pause
     processes: list[Process] = field(default_factory=list)
     blob: str = blob_for(PAYLOAD_BYTES)
@@ -237,11 +240,19 @@ def _addresses(made: Services) -> dict[str, str]:
 
 @contextmanager
 def running(
-    options: ClusterOptions, folder: Path, capacity: int, *, has_own_services: bool = False
+    options: ClusterOptions,
+    folder: Path,
+    capacity: int,
+    *,
+    has_own_services: bool = False,
+    is_open: bool = True,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[ClusterStage]:
     """A cluster with topics and tables of its own, and a gateway to it in this process.
 
-    With `has_own_services` they are the benchmark's to end, whatever the environment names.
+    With `has_own_services` they are the benchmark's to end, whatever the environment names. With `is_open` one tenant
+    may submit as fast as it can; else what a tenant may is as the settings have it by default. `environ` is added for
+    all processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as files:
@@ -249,7 +260,7 @@ def running(
         if has_own_services:
             own = files.enter_context(started_services(folder / "services", options, BASE_PORT - PORTS_TAKEN))
         addresses = files.enter_context(services(options)) if own is None else _addresses(own)
-        environ = _environ(options, folder, addresses)
+        environ = _environ(options, folder, addresses, is_open=is_open) | dict(environ or {})
         kafka = KafkaSettings(bootstrap=environ["TIDEWHEEL_KAFKA_BOOTSTRAP"], prefix=environ["TIDEWHEEL_KAFKA_PREFIX"])
         if own is None:  # else what follows would pay for it: partitions take memory of the broker
             files.callback(_remove_topics, kafka)
@@ -259,7 +270,9 @@ def running(
         view = files.enter_context(closing(_view(environ)))
         app, noop = noop_app(lambda index: None)
         hold = holding(app, lambda index: None)
-        stage = ClusterStage(kafka, environ, options.shards, folder, noop, hold, starts, view, own)
+        admission = AdmissionSettings() if is_open else ClusterSettings().of_admission()
+        backend = LocalBackend(files.enter_context(_submitting(kafka, options.shards, view, admission)))
+        stage = ClusterStage(kafka, environ, options.shards, folder, noop, hold, starts, view, backend, own)
         files.callback(lambda: _stop(stage))
         for role, count in (("scheduler", options.schedulers), ("projector", options.projectors)):
             for _ in range(count):
@@ -267,20 +280,21 @@ def running(
         for _ in range(options.workers):
             stage.start("worker", APP)
         files.enter_context(tuned())
-        app.use(LocalBackend(files.enter_context(_submitting(stage))))
+        app.use(backend)
         yield stage
 
 
-def _environ(options: ClusterOptions, folder: Path, addresses: Mapping[str, str]) -> dict[str, str]:
+def _environ(options: ClusterOptions, folder: Path, addresses: Mapping[str, str], *, is_open: bool) -> dict[str, str]:
     run = uuid4().hex[:8]
+    bounds = {"TIDEWHEEL_ADMISSION_TENANT_SUBMITS_PER_S": "1000000"} if is_open else {}
     return {
         **addresses,
+        **bounds,
         "TIDEWHEEL_KAFKA_PREFIX": f"benchmark-{run}.",
         "TIDEWHEEL_KAFKA_REPLICATION": str(options.brokers),
         "TIDEWHEEL_CASSANDRA_KEYSPACE": f"benchmark_{run}",
         "TIDEWHEEL_SHARDS": str(options.shards),
         "TIDEWHEEL_HEALTH_PORT": "0",
-        "TIDEWHEEL_ADMISSION_TENANT_SUBMITS_PER_S": "1000000",  # one tenant is the load
         PLACE: str((folder / "starts").resolve()),
     }
 
@@ -309,17 +323,19 @@ def _stop(stage: ClusterStage) -> None:
 
 
 @contextmanager
-def _submitting(stage: ClusterStage) -> Iterator[TaskService]:
+def _submitting(
+    kafka: KafkaSettings, shards: int, view: CassandraView, admission: AdmissionSettings
+) -> Iterator[TaskService]:
     """The way in, as an API process has it."""
-    log = KafkaLog(stage.kafka, _catalog(stage.shards), client_id="benchmark-api")
-    gateway = Gateway(log, Codec.builtin(), shards=stage.shards, partition=0)
+    log = KafkaLog(kafka, _catalog(shards), client_id="benchmark-api")
+    gateway = Gateway(log, Codec.builtin(), shards=shards, partition=0)
     service = TaskService(
         gateway,
-        stage.view,
+        view,
         NoShards(),
         clock=SteadyClock(),
         random_bits=Random().getrandbits,
-        settings=ServiceSettings(idempotency_window_s=86_400),
+        settings=ServiceSettings(idempotency_window_s=86_400, admission=admission),
     )
     gateway.start()
     try:

@@ -22,6 +22,8 @@ from tidewheel.settings import ClientSettings
 TASK_TYPE = "benchmark.noop"
 HOLD_TYPE = "benchmark.hold"
 HOLD_LOOK_S = 0.1
+KEYED_TYPE = "benchmark.keyed"
+WORK_S = 0.02  # of what works under a key
 PAYLOAD_BYTES = 200
 WAIT_S = 60.0  # for work that was accepted; what is not done by then is reported as missing
 DURABLE_TOPICS = (TASK_REQUESTS, TASK_REPORTS, TASK_EVENTS)
@@ -76,6 +78,21 @@ def holding(app: App, note: Callable[[int], None]) -> Noop:
             await asyncio.sleep(HOLD_LOOK_S)
 
     return hold
+
+
+def keyed_in(
+    app: App, note: Callable[[int], None], enter: Callable[[int, int], int], leave: Callable[[int, int], None]
+) -> TaskType[[int, int], None]:
+    """A task type of `app` that works for a moment under a key, and notes who else does."""
+
+    @app.task(name=KEYED_TYPE)
+    async def keyed(index: int, key: int) -> None:
+        note(index)
+        mine = enter(key, index)
+        await asyncio.sleep(WORK_S)
+        leave(key, mine)
+
+    return keyed
 
 
 def blob_for(payload_bytes: int) -> str:

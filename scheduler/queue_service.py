@@ -30,6 +30,7 @@ ALERT_PENDING = 100_000  # waiting tasks of a queue from which on somebody is to
 class QueueChange(Body):
     """What an operator changes of a queue. What is absent stays; null stands for what the settings say."""
 
+    is_drained: bool | None = Field(None, description="Whether it takes no new tasks; those that it has go on.")
     pending_max: PendingMax | None = Field(None, description="How many of its tasks may wait.")
 
 
@@ -59,12 +60,13 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     The counts are a second old at most, or ten while nothing happens. `throttled` of the pending ones wait for a limit.
     `backlog` is what workers are needed for: the other pending ones, and those that run. `set_at` is when an operator
     said the last word; null: nobody did. `pending_max` is what may wait; null: what the settings of the schedulers say.
-    `is_crowded`: 100,000 wait, or more.
+    `is_crowded`: 100,000 wait, or more. `is_drained`: it takes no new tasks.
     """
 
     queue: str
     is_paused: bool
     pause_reason: str | None
+    is_drained: bool
     pending_max: int | None
     is_crowded: bool
     set_at: str | None
@@ -207,9 +209,12 @@ class QueueService:
 
     def _set_queue(self, queue: str, change: QueueChange) -> Steps[QueueView]:
         check_name("queue", queue)
+        given = _given(change)
+        if given.get("is_drained", False) is None:
+            given["is_drained"] = False
         before = self._board.policies.queue(queue)
-        after: QueuePolicy = msgspec.structs.replace(before, **_given(change))
-        if after != before:
+        after: QueuePolicy = msgspec.structs.replace(before, **given)
+        if after != before or not before.set_at:  # to say anything of a queue makes it known
             yield from read(lambda: self._board.say(msgspec.structs.replace(after, set_at=self._clock.now_us())))
         return self._queue(queue)
 
@@ -242,6 +247,7 @@ def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
         queue=policy.queue,
         is_paused=policy.is_paused,
         pause_reason=policy.pause_reason,
+        is_drained=policy.is_drained,
         pending_max=policy.pending_max,
         is_crowded=pending >= ALERT_PENDING,
         set_at=_instant(policy.set_at),

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from scheduler.accepted import Accepted
 from scheduler.core.admission import AdmissionSettings, SubmitRates
 from scheduler.core.parking import PARKED_FROM
+from scheduler.core.task import WAITING
 from scheduler.gateway import Answer, Gateway
 from scheduler.instants import format_instant
 from scheduler.limit_service import LimitService
@@ -147,6 +148,14 @@ class RedriveAllView(msgspec.Struct, frozen=True, kw_only=True):
     is_complete: bool
 
 
+class PurgeView(msgspec.Struct, frozen=True, kw_only=True):
+    """How many waiting tasks were cancelled, and how many were not. Not complete: call again for the rest."""
+
+    cancelled: int
+    skipped: int
+    is_complete: bool
+
+
 _Item: TypeAlias = SubmitTask | Refusal
 _Known: TypeAlias = TaskRow | EndedTask | None
 
@@ -243,6 +252,13 @@ class TaskService:
     def redrive_all(self, queue: str) -> Operation[RedriveAllView]:
         """Run all dead letters of a queue again, in batches, within a deadline."""
         return self._operation(self._redrive_all(queue))
+
+    def purge(self, queue: str, *, confirmed: str, reason: str | None = None) -> Operation[PurgeView]:
+        """Cancel all tasks of a queue that wait, as the view shows them, within a deadline; those that run go on.
+
+        `confirmed` is the name of the queue once more.
+        """
+        return self._operation(self._purge(queue, confirmed, reason))
 
     def discard(self, task_id: str) -> Operation[None]:
         """Take a DEAD task out of the dead-letter queue; it stays DEAD."""
@@ -571,6 +587,40 @@ class TaskService:
 
     def _dead_page(self, queue: str, cursor: str | None) -> TaskPage:
         return self._view.tasks(TaskFilter(queue=queue, is_dead_letter=True), self._settings.redrive_batch, cursor)
+
+    def _purge(self, queue: str, confirmed: str, reason: str | None) -> Steps[PurgeView]:
+        if confirmed != queue:
+            raise invalid("confirm", "is not the name of the queue", queue)
+        check_reason(reason)
+        give_up_at = self._monotonic() + self._settings.redrive_deadline_s
+        cancelled = skipped = 0
+        for status in sorted(WAITING):
+            cursor: str | None = None
+            while True:
+                page = yield from read(partial(self._waiting_page, queue, status, cursor))
+                requests = [self._cancel_request(row, reason) for row in page.rows]
+                answers = (yield from ask_all(requests)) if requests else ()
+                accepted = sum(1 for one in answers if isinstance(one, Reply) and one.outcome is Outcome.ACCEPTED)
+                cancelled, skipped, cursor = cancelled + accepted, skipped + len(requests) - accepted, page.cursor
+                if cursor is None:
+                    break
+                if self._monotonic() >= give_up_at:
+                    return PurgeView(cancelled=cancelled, skipped=skipped, is_complete=False)
+        return PurgeView(cancelled=cancelled, skipped=skipped, is_complete=skipped == 0)
+
+    def _waiting_page(self, queue: str, status: Status, cursor: str | None) -> TaskPage:
+        return self._view.tasks(TaskFilter(queue=queue, status=status), self._settings.redrive_batch, cursor)
+
+    def _cancel_request(self, row: TaskRow, reason: str | None) -> CancelTask:
+        shown = _without_payload(task_of(row)) if row.status in PARKED_FROM else None
+        return CancelTask(
+            request_id=self._request_id(),
+            task_id=row.task_id,
+            reason=reason or f"queue {row.spec.queue} was purged",
+            task=shown,
+            is_waiting_only=True,
+            reply_to=self._reply_to,
+        )
 
     def _asked(self, request: Request) -> Steps[Reply]:
         (answer,) = yield from ask_all([request])

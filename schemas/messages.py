@@ -298,6 +298,7 @@ class CancelTask(Message, frozen=True, kw_only=True):
     reason: str | None = None
     reply_to: int | None = None
     task: Task | None = None
+    is_waiting_only: bool = False
 
 
 class UpdateTask(Message, frozen=True, kw_only=True):
@@ -987,6 +988,7 @@ class QueuePolicy(Message, frozen=True, kw_only=True):
     is_paused: bool = False
     pause_reason: str | None = None
     pending_max: int | None = None
+    is_drained: bool = False
 
 
 class TenantPolicy(Message, frozen=True, kw_only=True):

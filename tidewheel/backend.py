@@ -31,6 +31,7 @@ from scheduler.schedule_view import (
 from scheduler.service import (
     CancelView,
     ChangedView,
+    PurgeView,
     RedriveAllView,
     Submitted,
     SubmittedView,
@@ -91,6 +92,9 @@ class Backend(Protocol):
 
     def redrive(self, task_id: str) -> Doable[ChangedView]:
         """Run a dead or failed task again."""
+
+    def purge(self, queue: str, *, confirmed: str, reason: str | None = None) -> Doable[PurgeView]:
+        """Cancel all tasks of a queue that wait."""
 
     def redrive_all(self, queue: str) -> Doable[RedriveAllView]:
         """Run all dead ones of a queue again."""
@@ -308,6 +312,7 @@ class LocalBackend:
         self.cancel = service.cancel
         self.dead_letters = service.dead_letters
         self.redrive = service.redrive
+        self.purge = service.purge
         self.redrive_all = service.redrive_all
         self.discard = service.discard
 

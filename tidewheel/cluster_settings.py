@@ -260,6 +260,11 @@ class Admission(_Section):
     tenant_pending_max: int | None = _setting(
         None, "How many tasks of a tenant may wait; without it as many as of a queue.", "from 1 to 10^9", ge=1, le=10**9
     )
+    takes_any_queue: bool = _setting(
+        True,
+        "Whether a queue is there when it is first named; else only if an operator said something of it.",
+        "true or false",
+    )
     queue_pending_max: int = _setting(
         10_000_000, "How many tasks of a queue may wait.", "from 1 to 10^9", ge=1, le=10**9
     )

@@ -29,7 +29,7 @@ from scheduler.schedule_view import (
     ScheduleView,
     TriggeredRun,
 )
-from scheduler.service import CancelView, ChangedView, RedriveAllView, SubmittedView, TaskList
+from scheduler.service import CancelView, ChangedView, PurgeView, RedriveAllView, SubmittedView, TaskList
 from scheduler.task_view import TaskView
 from schemas.ids import NAME_RULE, is_name, uuid7
 from schemas.limits import BULK_MAX
@@ -214,6 +214,11 @@ class HttpBackend:
     def redrive(self, task_id: str) -> HttpCall[ChangedView]:
         """Run a dead or failed task again."""
         return self.call("POST", f"{_path(task_id, 'dlq')}/retry", ChangedView)
+
+    def purge(self, queue: str, *, confirmed: str, reason: str | None = None) -> HttpCall[PurgeView]:
+        """Cancel all tasks of a queue that wait; the server takes up to 30 s for it."""
+        content = _encoded({"confirm": confirmed, "reason": reason})
+        return self.call("POST", f"{_queue_path(queue)}/purge", PurgeView, content=content, timeout=60.0)
 
     def redrive_all(self, queue: str) -> HttpCall[RedriveAllView]:
         """Run all dead ones of a queue again; the server takes up to 30 s for it."""

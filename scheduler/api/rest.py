@@ -36,6 +36,7 @@ from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
 from scheduler.service import (
     CancelView,
     ChangedView,
+    PurgeView,
     RedriveAllView,
     Submitted,
     SubmittedView,
@@ -88,6 +89,7 @@ _ANSWERS: tuple[type, ...] = (
     TaskList,
     CancelView,
     ChangedView,
+    PurgeView,
     RedriveAllView,
     HealthView,
     TimersView,
@@ -123,6 +125,7 @@ def create_api(
     app.include_router(_dead_letter_routes(service))
     app.include_router(schedule_routes(service.schedules))
     app.include_router(queue_routes(service.queues))
+    app.include_router(_purge_routes(service))
     app.include_router(limit_routes(service.limits))
     app.include_router(_operating_routes(health, readiness or health, metrics))
     app.include_router(_schema_routes(schema_answer))
@@ -302,6 +305,34 @@ def _instant(field: str, text: str | None) -> int | None:
 
 
 # --- dead letters -----------------------------------------------------------------------------------------------------
+
+
+_PURGE_BODY = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["confirm"],
+    "properties": {
+        "confirm": {"type": "string", "description": "The name of the queue once more."},
+        "reason": {"type": ["string", "null"], "maxLength": 1024},
+    },
+}
+
+
+def _purge_routes(service: TaskService) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1/queues", tags=["queues"])
+
+    @routes.post("/{queue}/purge", **documented(body=_PURGE_BODY, answers={200: PurgeView}, problems=(415, 422, 503)))
+    async def purge(queue: str, request: Request) -> Response:
+        """Cancel all tasks of a queue that wait; those that run go on. Not complete: call again for the rest."""
+        fields = parse_fields(await read_json(request, BODY_MAX), ("confirm", "reason"))
+        confirmed, reason = fields.get("confirm"), fields.get("reason")
+        if not isinstance(confirmed, str):
+            raise invalid("confirm", "is not the name of the queue", queue)
+        if reason is not None and not isinstance(reason, str):
+            raise invalid("reason", "is not a text")
+        return json_response(await service.purge(queue, confirmed=confirmed, reason=reason), 200)
+
+    return routes
 
 
 def _dead_letter_routes(service: TaskService) -> APIRouter:

@@ -25,6 +25,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     tenant_submits_per_s: int | None = None
     tenant_pending_max: int | None = None
     queue_pending_max: int | None = 10_000_000
+    takes_any_queue: bool = True  # else only those of which an operator has said something
 
 
 class NotAdmitted(NamedTuple):
@@ -85,7 +86,12 @@ class Admission:
     def refusal(self, spec: TaskSpec, now: int) -> NotAdmitted | None:
         """Why a new task is not let in; None: it is, and counts for its tenant's rate."""
         queue, tenant_id, settings = spec.queue, spec.tenant_id, self._settings
-        pending_max = self._policies.queue(queue).pending_max or settings.queue_pending_max
+        policy = self._policies.queue(queue)
+        if policy.is_drained:
+            return NotAdmitted(Outcome.OVERLOADED, f"queue {queue} takes no new tasks: it is drained")
+        if not settings.takes_any_queue and not policy.set_at:
+            return NotAdmitted(Outcome.INVALID, f"queue {queue} is not known: tidewheel queues set makes it so")
+        pending_max = policy.pending_max or settings.queue_pending_max
         if self._is_beyond(self._of_queue[queue], pending_max):
             return NotAdmitted(Outcome.OVERLOADED, f"queue {queue} has its bound of {pending_max:,} waiting tasks")
         tenant = self._policies.tenant(tenant_id)

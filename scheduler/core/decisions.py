@@ -187,6 +187,8 @@ def decide_cancel(known: Known, request: CancelTask) -> Decision:
         return _refused(Outcome.INVALID, f"reason must have at most {REASON_MAX} characters")
     if known.status in WAITING:
         return Decision(TaskCancelled(reason=request.reason))
+    if request.is_waiting_only:
+        return _refused(Outcome.WRONG_STATUS, f"the task is {known.status}")
     if known.cancel_requested_at is not None:
         return Decision(None, Outcome.CANCEL_REQUESTED, "requested before", cancel_signal(known))
     body = TaskCancelRequested(reason=request.reason)

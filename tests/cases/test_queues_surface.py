@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schemas.messages import Status, Task
+from schemas.messages import CancelTask, Outcome, Reply, Status, Task
 from tests.cases.test_surface import fields_of, problem
 from tests.unit.surface import SHARDS, Caller, Surface, fresh_name, running
 
@@ -155,3 +155,51 @@ def test_a_queue_that_is_full_refuses_and_shows_its_bound(surface: Surface, call
     assert refused.headers["retry-after"] == "1"
     back = ok(call, "PATCH", f"{QUEUES}/{queue}", json={"pending_max": None})
     assert (back["pending_max"], back["is_paused"]) == (None, True), "what is absent stays"
+
+
+def test_a_queue_that_is_drained_takes_nothing_new_and_lets_go_what_it_has(surface: Surface, call: Caller) -> None:
+    queue = fresh_name("q")
+    held = submit(call, queue)
+    assert ok(call, "PATCH", f"{QUEUES}/{queue}", json={"is_drained": True})["is_drained"]
+    surface.until(lambda: surface.runtime.policies.queue(queue).is_drained)
+    refused = problem(call("POST", TASKS, json={"task_type": "a", "queue": queue}), 503)
+    assert "takes no new tasks: it is drained" in refused["detail"]
+    surface.succeed(held)
+    assert not ok(call, "PATCH", f"{QUEUES}/{queue}", json={"is_drained": None})["is_drained"]
+    surface.until(lambda: not surface.runtime.policies.queue(queue).is_drained)
+    submit(call, queue)
+
+
+def test_a_purge_cancels_what_waits_and_leaves_what_runs(surface: Surface, call: Caller) -> None:
+    queue = fresh_name("q")
+    running_one = submit(call, queue)
+    surface.begin(running_one)
+    waiting = [submit(call, queue) for _ in range(3)]
+    far = submit(call, queue, delay_seconds=40 * 86_400)
+    other = submit(call, fresh_name("q"))
+    for task_id in waiting:
+        surface.until_shown(task_id, Status.PENDING)
+    surface.until_shown(running_one, Status.RUNNING)
+    surface.until_shown(far, Status.SCHEDULED)
+    done = ok(call, "POST", f"{QUEUES}/{queue}/purge", json={"confirm": queue, "reason": "sent in error"})
+    assert done == {"cancelled": 4, "skipped": 0, "is_complete": True}
+    for task_id in (*waiting, far):
+        assert call("GET", f"{TASKS}/{task_id}").json()["status"] == "CANCELLED"
+    for task_id, stands in ((running_one, "RUNNING"), (other, "PENDING")):
+        assert call("GET", f"{TASKS}/{task_id}").json()["status"] == stands
+
+
+@pytest.mark.parametrize("body", [{}, {"confirm": "other"}, {"confirm": None}, {"confirm": 5}])
+def test_a_purge_wants_the_name_once_more(call: Caller, body: dict[str, Any]) -> None:
+    assert fields_of(problem(call("POST", f"{QUEUES}/q/purge", json=body), 422)) == {"confirm"}
+
+
+def test_a_purge_does_not_stop_what_began_meanwhile(surface: Surface, call: Caller) -> None:
+    """The view may show a task that runs as one that waits: its shard knows."""
+    queue = fresh_name("q")
+    task_id = submit(call, queue)
+    surface.begin(task_id)
+    request = CancelTask(request_id="r", task_id=task_id, is_waiting_only=True, reply_to=0)
+    (answer,) = surface.gateway.ask_many([request])
+    assert isinstance(answer, Reply)
+    assert (answer.outcome, answer.status) == (Outcome.WRONG_STATUS, Status.RUNNING)

@@ -119,3 +119,20 @@ def test_nothing_is_left_of_what_has_started() -> None:
     assert admits.pending() == 0
     assert not admits._of_queue
     assert not admits._of_tenant
+
+
+def test_where_queues_must_be_known_a_word_makes_one_so() -> None:
+    policies = Policies()
+    admits = Admission(AdmissionSettings(takes_any_queue=False), policies, shards=1)
+    refused = admits.refusal(spec(queue="mial"), 0)
+    assert refused == (Outcome.INVALID, "queue mial is not known: tidewheel queues set makes it so")
+    policies.put(QueuePolicy(queue="mail", set_at=1))
+    assert admits.refusal(spec(queue="mail"), 0) is None
+
+
+def test_a_drained_queue_takes_nothing() -> None:
+    policies = Policies()
+    policies.put(QueuePolicy(queue="default", set_at=1, is_drained=True))
+    refused = Admission(AdmissionSettings(), policies, shards=1).refusal(spec(), 0)
+    assert refused is not None
+    assert refused.outcome is Outcome.OVERLOADED

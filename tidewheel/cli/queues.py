@@ -106,14 +106,54 @@ def set_queue(
     json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Let another bound hold for a queue. `default` takes a word back."""
-    fields = _fields({"--pending-max": pending_max})
+    """Make a queue known, or let another bound hold for it. `default` takes a word back."""
+    fields = _fields({"--pending-max": pending_max}) if pending_max is not None else {}
     with connected_to(server) as connected:
         found = connected.ask(connected.backend.queues.set_queue(_queue_name(queue), fields))
     if json:
         print_json(found)
     else:
         show(console(), Text(f"✔ {plain(found.queue)}: waiting {_bound(found.pending_max)}"))
+    return Exit.OK
+
+
+def drain(queues: Names, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Let queues take no new tasks; those that they have go on."""
+    return _set_drained(queues, server, json, is_drained=True)
+
+
+def open_again(queues: Names, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Let queues that were drained take new tasks again."""
+    return _set_drained(queues, server, json, is_drained=False)
+
+
+def _set_drained(queues: Sequence[str], server: str, json: bool, *, is_drained: bool) -> int:
+    with connected_to(server) as connected:
+        act = connected.backend.queues.set_queue
+        fields = {"is_drained": is_drained}
+        return each(queues, lambda name: connected.ask(act(name, fields)), _line, json, checked=_queue_name)
+
+
+def purge(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", show_default=False)],
+    confirm: Annotated[str, typer.Option(metavar="QUEUE", help="Its name once more.", show_default=False)],
+    reason: Annotated[str | None, typer.Option(help="Shown with each of its tasks.")] = None,
+    server: Server = LOCAL,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Cancel all tasks of a queue that wait. What runs goes on."""
+    if confirm != _queue_name(queue):
+        raise usage("--confirm", f"{confirm!r} is not the name of the queue", queue)
+    with connected_to(server) as connected:
+        done = connected.ask(connected.backend.purge(queue, confirmed=confirm, reason=reason))
+    if json:
+        print_json(done)
+        return Exit.OK
+    skipped = f", {done.skipped:,} had changed meanwhile" if done.skipped else ""
+    show(console(), Text(f"✔ cancelled in {plain(queue)}: {done.cancelled:,}{skipped}"))
+    if not done.is_complete:
+        note("→ there may be more: run it once more")
     return Exit.OK
 
 
@@ -142,7 +182,9 @@ def _queue_name(name: str) -> str:
 
 
 def _line(view: QueueView) -> Text:
-    state = ("‖ paused", "yellow") if view.is_paused else ("● open  ", "green")
+    state = ("‖ paused ", "yellow") if view.is_paused else ("● open   ", "green")
+    if view.is_drained:
+        state = ("◌ drained", "yellow")
     return Text.assemble(state, f"  {plain(view.queue)}", (f"  {view.pending:,} wait, {view.running:,} run", "dim"))
 
 
@@ -152,6 +194,8 @@ def _queue_table(queues: Sequence[QueueView]) -> Table:
     for one in queues:
         by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
         state = Text("‖ paused", "yellow") if one.is_paused else Text("● open", "green")
+        if one.is_drained:
+            state.append(", drained", "yellow")
         if one.is_crowded and not one.is_paused:
             state = Text("● crowded", "yellow")
         if one.pause_reason:
@@ -185,6 +229,14 @@ def _tell_missing(heard: int, shards: int) -> None:
 
 queues = group(
     "Queues: what waits and runs in them; pause and resume them.",
-    {"list": list_queues, "set": set_queue, "pause": pause, "resume": resume},
+    {
+        "list": list_queues,
+        "set": set_queue,
+        "pause": pause,
+        "resume": resume,
+        "drain": drain,
+        "open": open_again,
+        "purge": purge,
+    },
 )
 tenants = group("Tenants: what waits and runs of them, and their shares.", {"list": list_tenants, "set": set_tenant})
