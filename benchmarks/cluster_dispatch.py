@@ -33,6 +33,7 @@ from tidewheel import App
 from tidewheel.errors import NotSubmitted
 
 BULKS_AT_ONCE = 4
+WARM_UP = 200  # tasks before what is timed: topics of the queue are made, processes have met each other
 SETTLE_S = 3.0  # after a policy: until all schedulers have it
 PRIORITIES = ("high", "medium", "low")
 
@@ -50,6 +51,13 @@ async def _submit_all(stage: ClusterStage, first: int, end: int, **options: Any)
 def submit(stage: ClusterStage, first: int, end: int, **options: Any) -> None:
     """Submit the tasks from `first` up to `end` in bulk, and wait for their acceptance."""
     asyncio.run(_submit_all(stage, first, end, **options))
+
+
+def _warm_up(stage: ClusterStage, first: int) -> None:
+    submit(stage, first, first + WARM_UP)
+    if not wait_until(lambda: all(stage.starts.first_ns[first : first + WARM_UP]), WAIT_S):
+        raise NothingMeasured("the tasks of the warm-up did not start in time")
+    time.sleep(1.0)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -311,18 +319,19 @@ def _measure_tenants(options: TenantOptions, folder: Path, say: Say) -> Tenants:
     quiet = round((options.tenants - 1) * options.rate * options.seconds)
     flood = round(options.skew * options.rate * options.seconds)
     total = 2 * quiet + flood
-    with running(options, folder, total) as stage:
+    with running(options, folder, total + WARM_UP) as stage:
+        _warm_up(stage, total)
         say(f"{options.tenants - 1} tenants alone")
         alone = asyncio.run(_of_tenants(stage, options, 0, quiet))
         stage.starts.wait_for(quiet, WAIT_S)
         say("and with one more that floods")
         shared, flooded = asyncio.run(_with_flood(stage, options, quiet, flood))
-        stage.starts.wait_for(total, 4 * WAIT_S)
+        stage.starts.wait_for(total + WARM_UP, 4 * WAIT_S)
         cpu_s = sum(stage.processor_s().values())
         before, after = _waits(stage.starts, alone), _waits(stage.starts, shared)
         return Tenants(
             count=total,
-            missing=total - stage.starts.started,
+            missing=total + WARM_UP - stage.starts.started,
             duplicates=stage.starts.duplicates,
             early=0,
             cpu_us_per_task=round(cpu_s / total * 1e6, 1),
@@ -411,7 +420,8 @@ def _measure_overload(options: OverloadOptions, folder: Path, say: Say) -> Overl
     count = round(options.rate * options.factor * options.seconds)
     probes = 1_000
     total = count + 2 * probes
-    with running(options, folder, total, is_open=False) as stage:
+    with running(options, folder, total + WARM_UP, is_open=False) as stage:
+        _warm_up(stage, total)
         say(f"{options.factor:g} times {options.rate:g}/s for {options.seconds:g} s, of {options.tenants} tenants")
         before = asyncio.run(_probe(stage, count, probes // 2))
         before_p99_ms = quantiles(before.values()).p99_ms

@@ -1,11 +1,11 @@
 """Which waiting tasks are sent out to workers now. All of it is derived: after a load it is built anew from the state.
 
-A shard lets only a small window of not yet started records out per priority of a lane (a task type in a queue), so
-that whatever must be decided late (tenants, cancellation) is still decided here. A window adapts as TCP's does: it
-grows with each start and is halved when a worker gives a record back because it has no free slot. Types have lanes of
-their own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines.
-Priorities have windows of their own so that an urgent task need not wait for the start of one that is not: it goes out
-at once, and its worker lets it have the next slot.
+A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
+must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
+with each start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their
+own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
+priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
+that is not, and its worker lets it have the next slot.
 
 Tasks of a paused queue wait here. What was out already may start: at most a window, and at once if a worker is free.
 
@@ -16,7 +16,7 @@ has now. While it has none its tasks wait, and nobody else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue
@@ -44,41 +44,39 @@ class Dispatched(NamedTuple):
     is_again: bool
 
 
-class _Window:
-    """What is out of one priority of a lane, and how much may be."""
-
-    __slots__ = ("blocked_until", "out", "size")
-
-    def __init__(self) -> None:
-        self.size = WINDOW_START
-        self.out = 0
-        self.blocked_until = 0
-
-    def is_open(self, now: int) -> bool:
-        """Whether one more may go out."""
-        if now < self.blocked_until:
-            return False
-        self.blocked_until = 0  # time has done what it can: `next_at` must not name it again
-        return self.out < self.size
-
-
 class _Lane:
     """The pending tasks of one type in one queue, and what is out of them."""
 
     def __init__(self) -> None:
         self.waiting = FairQueue()
-        self.windows = {priority: _Window() for priority in WEIGHTS}
+        self.window = WINDOW_START
+        self.out = dict.fromkeys(WEIGHTS, 0)
         self.out_bytes = 0
+        self.blocked_until = dict.fromkeys(WEIGHTS, 0)
 
     def open_priorities(self, now: int) -> list[Priority]:
         """Those of which something waits, and one more may go out."""
         if self.out_bytes >= WINDOW_BYTES_MAX:
             return []
-        return [priority for priority in self.waiting.priorities() if self.windows[priority].is_open(now)]
+        has_room = sum(self.out.values()) < self.window
+        return [
+            one for one in self.waiting.priorities() if self._unblocked(one, now) and (has_room or not self.out[one])
+        ]
+
+    def _unblocked(self, priority: Priority, now: int) -> bool:
+        if now < self.blocked_until[priority]:
+            return False
+        self.blocked_until[priority] = 0  # time has done what it can: `next_at` must not name it again
+        return True
+
+    def shrink(self, priority: Priority, until: int) -> None:
+        """A worker had no slot for one."""
+        self.window = max(1, self.window // 2)
+        self.blocked_until[priority] = until
 
     def is_idle(self) -> bool:
         """Whether there is nothing of it, so that it may be forgotten."""
-        return not self.waiting and not any(window.out for window in self.windows.values())
+        return not self.waiting and not any(self.out.values())
 
 
 LaneKey = tuple[str, str]  # queue, task type
@@ -147,17 +145,15 @@ class Dispatch:
         """A worker started it: the window may grow."""
         out = self._out.get(task_id)
         if out is not None:
-            window = self._lanes[out.lane].windows[out.priority]
-            window.size = min(WINDOW_MAX, window.size + 1)
+            lane = self._lanes[out.lane]
+            lane.window = min(WINDOW_MAX, lane.window + 1)
         self.forget(task_id)  # it may also wait here again: given back by one worker, started by another
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
         """A worker returned it unstarted; first in line again. `is_full`: since it had no free slot."""
         out = self.not_sent(task)
         if is_full and out is not None:
-            window = self._lanes[out.lane].windows[out.priority]
-            window.size = max(1, window.size // 2)
-            window.blocked_until = now + PROBE_US
+            self._lanes[out.lane].shrink(out.priority, now + PROBE_US)
 
     def not_sent(self, task: Task) -> _Out | None:
         """Its ready record did not reach its topic, or nobody knows; first in line again. How it was out."""
@@ -169,8 +165,7 @@ class Dispatch:
     def unblock(self) -> None:
         """A worker has a free slot (again)."""
         for lane in self._lanes.values():
-            for window in lane.windows.values():
-                window.blocked_until = 0
+            lane.blocked_until = dict.fromkeys(WEIGHTS, 0)
 
     def pick(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
         """What is to be sent now: within the windows, by weight, and what went out long ago without being started."""
@@ -180,16 +175,16 @@ class Dispatch:
             if not lane.waiting or self._policies.is_paused(key[0]):
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
-            allowed = list(partitions)
+            room = lane.window - sum(lane.out.values())
+            allowed: Collection[Priority] = partitions
             while allowed and (chosen := lane.waiting.pop(allowed, self._policies.weight_of)):
                 task_id, priority, tenant_id, size = chosen
                 del self._place[task_id]
                 out = _Out(key, priority, tenant_id, 0, size, now + RESEND_US, RESEND_US)
                 picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
-                if lane.out_bytes >= WINDOW_BYTES_MAX:
-                    break
-                if not lane.windows[priority].is_open(now):
-                    allowed.remove(priority)
+                room -= 1
+                if room <= 0 or lane.out_bytes >= WINDOW_BYTES_MAX:
+                    allowed = [one for one in lane.open_priorities(now) if one in partitions]
         return picked
 
     def _writable(self, queue: str, lane: _Lane, now: int, partitions_of: PartitionsOf) -> dict[Priority, int]:
@@ -203,10 +198,10 @@ class Dispatch:
     def next_at(self) -> int | None:
         """When time alone may make something to be sent."""
         instants = [
-            window.blocked_until
+            until
             for lane in self._lanes.values()
             for priority in lane.waiting.priorities()
-            if (window := lane.windows[priority]).blocked_until
+            if (until := lane.blocked_until[priority])
         ]
         resend_at = self._resends.next_at()
         instants += [at for at in (resend_at, self._look_at) if at is not None]
@@ -278,7 +273,7 @@ class Dispatch:
 
     def _count_out(self, out: _Out, difference: int) -> None:
         lane = self._lanes[out.lane]
-        lane.windows[out.priority].out += difference
+        lane.out[out.priority] += difference
         lane.out_bytes += difference * out.size
         self._load[out.lane[0], out.priority][out.partition] += difference
 
