@@ -54,7 +54,10 @@ def submit(stage: ClusterStage, first: int, end: int, **options: Any) -> None:
 
 
 def _warm_up(stage: ClusterStage, first: int) -> None:
-    submit(stage, first, first + WARM_UP)
+    """A few tasks of each priority."""
+    for number, priority in enumerate(PRIORITIES):
+        begin, end = (first + WARM_UP * part // len(PRIORITIES) for part in (number, number + 1))
+        submit(stage, begin, end, priority=priority)
     if not wait_until(lambda: all(stage.starts.first_ns[first : first + WARM_UP]), WAIT_S):
         raise NothingMeasured("the tasks of the warm-up did not start in time")
     time.sleep(1.0)
@@ -240,7 +243,8 @@ class Priorities(Figures, frozen=True, kw_only=True):
 def _measure_priorities(options: PriorityOptions, folder: Path, say: Say) -> Priorities:
     backlog = options.backlog
     total = 3 * backlog + options.urgent + backlog
-    with running(options, folder, total) as stage:
+    with running(options, folder, total + WARM_UP) as stage:
+        _warm_up(stage, total)
         say(f"{backlog} tasks of each priority")
         queues = stage.backend.queues
         queues.pause("default").run()
@@ -261,7 +265,7 @@ def _measure_priorities(options: PriorityOptions, folder: Path, say: Say) -> Pri
         used = stage.starts
         return Priorities(
             count=total,
-            missing=total - used.started,
+            missing=total + WARM_UP - used.started,
             duplicates=used.duplicates,
             early=0,
             cpu_us_per_task=0.0,
