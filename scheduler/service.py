@@ -58,7 +58,7 @@ from scheduler.task_view import (
     task_view,
 )
 from schemas.errors import TidewheelIOError
-from schemas.ids import is_name, keyed_task_id, shard_of, uuid7
+from schemas.ids import is_name, keyed_task_id, shard_of, unique_root_of, uuid7
 from schemas.limits import PAGE_MAX, PAYLOAD_MAX
 from schemas.messages import (
     CancelTask,
@@ -333,6 +333,9 @@ class TaskService:
             return submission.task_id
         if submission.idempotency_key is not None:
             return keyed_task_id(submission.tenant_id, submission.idempotency_key)
+        if (unique := submission.uniqueness) is not None:
+            root = unique_root_of(submission.tenant_id, unique.key)
+            return f"{root}.{uuid7(now // 1000, self._random_bits)}"
         return uuid7(now // 1000, self._random_bits)
 
     def _request_id(self) -> str:

@@ -32,7 +32,7 @@ from scheduler.core.decisions import REASON_MAX
 from scheduler.instants import INSTANT_RULE, instant_of, parse_instant
 from scheduler.refusals import FieldError, Refusal, RefusalKind, Refused, invalid
 from scheduler.strict_json import NotAcceptable, canonical_json, check_bounds, check_json, decode_json
-from schemas.ids import NAME_RULE, is_name
+from schemas.ids import NAME_RULE, UNIQUE_PREFIX, is_name
 from schemas.limits import (
     ATTEMPTS_MAX,
     BULK_MAX,
@@ -41,14 +41,14 @@ from schemas.limits import (
     METADATA_MAX,
     SCHEDULE_AHEAD_US_MAX,
 )
-from schemas.messages import Backoff, Jitter, Priority, RetryPolicy, TaskSpec
+from schemas.messages import Backoff, Jitter, Priority, RetryPolicy, TaskSpec, Uniqueness, UniqueScope
 
 KEY_RULE = "1 to 255 printable characters"
 QUEUE_RULE = "1 to 128 characters of A-Z a-z 0-9 _ . -"  # a queue is part of a topic's name
 CONTENT_TYPE_RULE = "a media type of at most 127 ASCII characters, for example application/octet-stream"
 METADATA_RULE = f"texts without NUL, keys and values together at most {METADATA_MAX} bytes of UTF-8"
 BASE64_RULE = "base64 of RFC 4648 with padding, in one line"
-RESERVED_PREFIX = "key-"  # of the ids that stand for idempotency keys
+RESERVED_PREFIXES = {"key-": "idempotency keys", UNIQUE_PREFIX: "unique keys"}  # of ids that are made of these
 JSON = "application/json"
 LEASE_SECONDS_MIN = 5.0  # two heartbeats of a worker, and one that is late
 CLASS_NAMES_MAX = 64  # in retry_on and in give_up_on
@@ -79,8 +79,9 @@ def _queue(text: str) -> str:
 
 
 def _task_id(text: str) -> str:
-    if text.startswith(RESERVED_PREFIX):
-        raise not_allowed(f"begins with {RESERVED_PREFIX}, which is reserved for idempotency keys", NAME_RULE)
+    for prefix, what in RESERVED_PREFIXES.items():
+        if text.startswith(prefix):
+            raise not_allowed(f"begins with {prefix}, which is reserved for {what}", NAME_RULE)
     return _name(text)
 
 
@@ -151,6 +152,7 @@ ClassNames = Annotated[tuple[ClassName, ...], Field(strict=False, max_length=CLA
 PriorityName = Annotated[Priority, Field(strict=False)]
 BackoffName = Annotated[Backoff, Field(strict=False)]
 JitterName = Annotated[Jitter, Field(strict=False)]
+UniqueScopeName = Annotated[UniqueScope, Field(strict=False, json_schema_extra={"enum": ["waiting", "live"]})]
 
 
 class Body(BaseModel):
@@ -162,6 +164,47 @@ class Body(BaseModel):
 
 
 # --- the models -------------------------------------------------------------------------------------------------------
+
+
+class Unique(Body):
+    """One task stands for all that are submitted under a key: while it waits or lives, or for a time."""
+
+    key: Key
+    scope: UniqueScopeName | None = Field(None, description="`waiting`, or `live`: until it has ended, the default.")
+    seconds: Duration | None = Field(None, description="In place of `scope`: so long after the submission.")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.scope is not None and self.seconds is not None:
+            raise not_allowed("is given beside scope", "one of the two", "unique.seconds")
+        if self.scope not in (None, UniqueScope.WAITING, UniqueScope.LIVE):
+            raise not_allowed("is not accepted", "waiting or live", "unique.scope")
+        return self
+
+    def uniqueness(self) -> Uniqueness:
+        """What it means to a shard."""
+        if self.seconds is not None:
+            return Uniqueness(key=self.key, scope=UniqueScope.WINDOW, window_ms=ms_of(self.seconds) or 0)
+        return Uniqueness(key=self.key, scope=self.scope or UniqueScope.LIVE)
+
+
+class Debounce(Body):
+    """Of all that are submitted under a key one is run, with the content of the last, once none has come for a time."""
+
+    key: Key
+    seconds: Duration = Field(description="The quiet time.")
+    max_seconds: Duration | None = Field(None, description="So long after the first one at the latest.")
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.max_seconds is not None and self.max_seconds < self.seconds:
+            raise not_allowed("is less than seconds", "seconds, or more", "debounce.max_seconds")
+        return self
+
+    def uniqueness(self) -> Uniqueness:
+        """What it means to a shard."""
+        window_ms = ms_of(self.seconds) or 0
+        return Uniqueness(key=self.key, scope=UniqueScope.DEBOUNCE, window_ms=window_ms, max_ms=ms_of(self.max_seconds))
 
 
 class TaskFields(Body):
@@ -249,6 +292,8 @@ class Submission(TaskFields):
         None, description="Repeats of the submission within the idempotency window (24 h) are one task. Per tenant."
     )
     task_id: TaskId | None = Field(None, description="The first submission under an id wins. Not with a key.")
+    unique: Unique | None = Field(None, description="Another task may stand for this one. Not with an id or a key.")
+    debounce: Debounce | None = Field(None, description="It waits for others that may come. Not with an id or a key.")
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -256,7 +301,25 @@ class Submission(TaskFields):
             raise not_allowed("is given beside scheduled_at", "one of the two", "delay_seconds")
         if self.task_id is not None and self.idempotency_key is not None:
             raise not_allowed("is given beside task_id", "one of the two", "idempotency_key")
+        self._check_unique()
         return self
+
+    def _check_unique(self) -> None:
+        if self.unique is not None and self.debounce is not None:
+            raise not_allowed("is given beside unique", "one of the two", "debounce")
+        field = "unique" if self.unique is not None else "debounce"
+        if (self.unique or self.debounce) is not None:
+            for other in ("task_id", "idempotency_key"):
+                if getattr(self, other) is not None:
+                    raise not_allowed(f"is given beside {other}", "one of the two", field)
+        if self.debounce is not None and (self.scheduled_at is not None or self.delay_seconds is not None):
+            raise not_allowed("is given beside a due time", "one of the two", "debounce")
+
+    @property
+    def uniqueness(self) -> Uniqueness | None:
+        """Whether it shares a task with others."""
+        given = self.unique or self.debounce
+        return None if given is None else given.uniqueness()
 
     @property
     def delay_us(self) -> int | None:
@@ -274,7 +337,11 @@ class Submission(TaskFields):
 
     def timeless_spec(self) -> TaskSpec:
         """What is asked for, but for when it is due."""
-        given = {"start_deadline_at": self.start_deadline, "idempotency_key": self.idempotency_key}
+        given = {
+            "start_deadline_at": self.start_deadline,
+            "idempotency_key": self.idempotency_key,
+            "unique": self.uniqueness,
+        }
         return replace(self.task_spec(), **without_none(given))
 
     def fingerprint(self) -> str:
@@ -305,7 +372,7 @@ class Template:
 class FilledTemplate:
     """A template with its payload: as good as the Submission that has both."""
 
-    __slots__ = ("_payload", "_template", "idempotency_key", "task_id", "tenant_id")
+    __slots__ = ("_payload", "_template", "idempotency_key", "task_id", "tenant_id", "uniqueness")
 
     def __init__(self, template: Template, payload: bytes) -> None:
         submission = template.submission
@@ -313,6 +380,7 @@ class FilledTemplate:
         self.task_id = submission.task_id
         self.tenant_id = template.timeless_spec.tenant_id
         self.idempotency_key = submission.idempotency_key
+        self.uniqueness = template.timeless_spec.unique
 
     def spec(self, now: int) -> TaskSpec:
         """What is asked for at the time `now`. Raises Refused if an instant is out of range."""

@@ -31,6 +31,23 @@ def keyed_task_id(tenant_id: str, idempotency_key: str) -> str:
     return f"key-{digest[:32]}"
 
 
+UNIQUE_PREFIX = "uniq-"  # of the ids that share a unique key: its root, a dot, and what is their own
+
+
+def unique_root_of(tenant_id: str, key: str) -> str:
+    """The root of the ids of all tasks that are submitted under one unique key of a tenant."""
+    digest = hashlib.sha256(f"{len(tenant_id)}:{tenant_id}{key}".encode()).hexdigest()
+    return f"{UNIQUE_PREFIX}{digest[:32]}"
+
+
+def unique_root(task_id: str) -> str | None:
+    """The root of an id that was made of a unique key."""
+    if not task_id.startswith(UNIQUE_PREFIX):
+        return None
+    root, dot, _ = task_id.partition(".")
+    return root if dot else None
+
+
 def record_task_id(topic: str, partition: int, offset: int) -> str:
     """The task id of a submission that names none: the same however often the record at this place is read."""
     digest = hashlib.sha256(f"{topic}/{partition}/{offset}".encode()).hexdigest()

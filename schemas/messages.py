@@ -109,6 +109,25 @@ class RetryPolicy(Message, frozen=True, kw_only=True):
     give_up_on: tuple[str, ...] = ()
 
 
+class UniqueScope(StrEnum):
+    """How long a task stands for others that are submitted under its key."""
+
+    WAITING = "waiting"
+    LIVE = "live"  # until it has ended
+    WINDOW = "window"
+    DEBOUNCE = "debounce"  # until nothing is submitted for a time, with the content of the last one
+    UNKNOWN = "unknown"
+
+
+class Uniqueness(Message, frozen=True, kw_only=True):
+    """That a task stands for others which are submitted under the same key of its tenant."""
+
+    key: str
+    scope: UniqueScope
+    window_ms: int = 0
+    max_ms: int | None = None
+
+
 class TaskSpec(Message, frozen=True, kw_only=True):
     """What the submitter asked for. It changes only by an update of a waiting task."""
 
@@ -126,6 +145,7 @@ class TaskSpec(Message, frozen=True, kw_only=True):
     lease_ms: int = 300_000
     retry: RetryPolicy = RetryPolicy()
     idempotency_key: str | None = None
+    unique: Uniqueness | None = None
 
 
 class TaskError(Message, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TidewheelError,
     )
     from tidewheel.handles import TaskHandle
-    from tidewheel.options import Retry
+    from tidewheel.options import Debounce, Retry, Unique
     from workers.batches import Batch
     from workers.context import Context, current_context
     from workers.errors import PermanentError, RetryableError, Snooze, TaskCancelled
@@ -47,7 +47,9 @@ __all__ = [
     "App",
     "TaskType",
     "TaskHandle",
+    "Debounce",
     "Retry",
+    "Unique",
     "Batch",
     "Context",
     "current_context",
@@ -87,7 +89,7 @@ _HOMES = {
         "TidewheelError",
     ),
     "tidewheel.handles": ("TaskHandle",),
-    "tidewheel.options": ("Retry",),
+    "tidewheel.options": ("Debounce", "Retry", "Unique"),
     "workers.batches": ("Batch",),
     "workers.context": ("Context", "current_context"),
     "workers.errors": ("PermanentError", "RetryableError", "Snooze", "TaskCancelled"),

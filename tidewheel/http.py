@@ -396,7 +396,7 @@ _JSON = {"content-type": "application/json"}
 
 def _identified(fields: Mapping[str, Any]) -> dict[str, Any]:
     # With an id chosen here a repeated POST is the same task, so that a lost answer can be asked for again.
-    if "task_id" in fields or "idempotency_key" in fields:
+    if fields.keys() & {"task_id", "idempotency_key", "unique", "debounce"}:
         return dict(fields)
     return {**fields, "task_id": uuid7(time.time_ns() // 1_000_000, getrandbits)}
 

@@ -57,11 +57,33 @@ def _class_name(error: type[BaseException] | str) -> str:
     return error if isinstance(error, str) else type_name(error)
 
 
+class Unique:
+    """One task stands for all that are submitted under a key: until it has ended, while it waits, or for `seconds`."""
+
+    def __init__(self, key: str, *, scope: str | None = None, seconds: Seconds | None = None) -> None:
+        given = {"key": key, "scope": scope, "seconds": None if seconds is None else seconds_of(seconds)}
+        self.fields = {name: value for name, value in given.items() if value is not None}
+
+
+class Debounce:
+    """Of all that are submitted under a key the last one is run, once none has come for `seconds`.
+
+    It is due no later than `max_seconds` after the first one, if that is given.
+    """
+
+    def __init__(self, key: str, *, seconds: Seconds, max_seconds: Seconds | None = None) -> None:
+        self.fields: dict[str, Any] = {"key": key, "seconds": seconds_of(seconds)}
+        if max_seconds is not None:
+            self.fields["max_seconds"] = seconds_of(max_seconds)
+
+
 class CallOptions(TypedDict, total=False):
     """What can be said of one submission; it goes before what the task type says."""
 
     task_id: str
     idempotency_key: str
+    unique: Unique
+    debounce: Debounce
     priority: Priority | str
     queue: str
     delay: Seconds
@@ -97,6 +119,8 @@ def fields_of(options: Mapping[str, Any]) -> dict[str, Any]:
             fields.update(retry_fields(value.policy))
         elif name in _SECONDS:
             fields[_SECONDS[name]] = value.total_seconds() if isinstance(value, timedelta) else value
+        elif name in ("unique", "debounce"):
+            fields[name] = dict(value.fields)
         elif name == "metadata":
             fields[name] = dict(value)
         else:

@@ -41,6 +41,7 @@ from scheduler.core.schedule_requests import ScheduleDecision
 from scheduler.core.schedules import Schedules
 from scheduler.core.task import TERMINAL, WAITING, deadline_of, evolve
 from scheduler.core.timers import Timers
+from scheduler.core.uniqueness import Standing, Uniques, rested, standing, unique_problem
 from scheduler.core.wheel import Place, Wheel
 from schemas.ids import is_name
 from schemas.limits import CHECKPOINT_MAX
@@ -100,6 +101,7 @@ from schemas.messages import (
     TaskStarted,
     TaskSubmitted,
     TaskUpdated,
+    UniqueScope,
     UpdateSchedule,
     UpdateTask,
     WorkerHeartbeat,
@@ -187,6 +189,7 @@ class ShardState:
         self.tasks: dict[str, Task] = {}
         self.ended: dict[str, EndedTask] = {}
         self.schedules = Schedules()
+        self.uniques = Uniques()
         self.epoch = 0
         self.positions: dict[str, int] = {}
         self.forwarded: dict[int, int] = {}  # by partition: what was forwarded from there is decided below this offset
@@ -269,6 +272,8 @@ class Shard:
             self.changed.add(TASK + task_id)
             if ended is not None:
                 del state.ended[task_id]
+        if isinstance(event.body, TaskSubmitted):
+            state.uniques.note(task_id)
         self.parking.unrecorded.discard(task_id)
         if self._is_loaded:
             self._track(before if was_in_memory else None, after, event.at)
@@ -347,8 +352,10 @@ class Shard:
         return known if isinstance(known, Task) or (known is not None and self._is_checkpointed(known)) else None
 
     def _ended(self, task: Task, due_at: int | None = None) -> EndedTask:
-        settings = self._settings
+        settings, unique = self._settings, task.spec.unique
         kept_us = settings.ended_kept_us if task.spec.idempotency_key is None else settings.idempotency_window_us
+        if unique is not None and unique.scope is UniqueScope.WINDOW:
+            kept_us = max(kept_us, unique.window_ms * 1_000)
         return EndedTask(
             task_id=task.task_id,
             status=task.status,
@@ -407,6 +414,7 @@ class Shard:
         """All events up to `offset` are folded: derive the rest and begin to act."""
         self._is_loaded = True
         self._acknowledged_offset = offset
+        self.state.uniques.derive([*self.state.tasks.values(), *self.state.ended.values()])
         for task in self.state.tasks.values():
             self._track(None, task, now)
             self._offer_to_wheel(task)
@@ -520,7 +528,11 @@ class Shard:
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
         task_id = routing.entity_id_of(request)
         known = self._as_shown(request, now) or self.known(task_id)
-        decision = self._decide_request(known, request, now)
+        stands = self._standing(request, now) if known is None and isinstance(request, SubmitTask) else None
+        if stands is not None:
+            known, decision, task_id = stands.known, stands.decision, stands.known.task_id
+        else:
+            decision = self._decide_request(known, request, now)
         spec = request.spec if isinstance(request, SubmitTask) else None
         tenant_id = spec.tenant_id if spec else known.spec.tenant_id if isinstance(known, Task) else ""
         if decision.body is None:
@@ -633,9 +645,19 @@ class Shard:
             case DiscardTask():
                 return decisions.decide_discard(known, request, request.view_offset > self.forgotten_offset)
 
+    def _standing(self, request: SubmitTask, now: int) -> Standing | None:
+        """The task that stands for this submission, if there is one, and what becomes of it."""
+        latest = self.state.uniques.latest(request.task_id or "") if request.spec.unique is not None else None
+        if latest is None or unique_problem(request) is not None:
+            return None
+        return standing(self.known(latest), request, now)
+
     def _decide_submit(self, known: Task | EndedTask | None, request: SubmitTask, now: int) -> Decision:
         if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
             return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
+        if problem := unique_problem(request):
+            return Decision(None, Outcome.INVALID, problem)
+        request = rested(request, now)
         if isinstance(known, EndedTask) and known.keep_until <= now:
             known = None  # to be forgotten in the very moment
         if known is None and (reason := self._is_full(request.spec, now)):
@@ -978,7 +1000,9 @@ class Shard:
             return
         # A change of a parked task is made of what the view shows, which lacks checkpoints; and runs are here because
         # their schedule may have to cancel them.
-        if task.checkpoint is not None or (schedule_of_run(task.task_id) or "") in self.state.schedules:
+        # Those that stand for others have to be known when the others come.
+        is_run = (schedule_of_run(task.task_id) or "") in self.state.schedules
+        if task.checkpoint is not None or is_run or task.spec.unique is not None:
             self._staying.add(task.task_id)
         else:
             self.parking.offer(task, due_at)
@@ -1218,6 +1242,7 @@ class Shard:
             "running": sum(self._running_in.values()),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
+            "uniques": len(self.state.uniques),
             "markers": len(self.parking.markers),
             "parked": sum(count for _, _, count in self.parking.wheel.waiting()),
         }
@@ -1237,6 +1262,7 @@ class Shard:
             ended = self.state.ended.get(task_id)
             if ended is not None and ended.keep_until == keep_until:
                 del self.state.ended[task_id]
+                self.state.uniques.forget(task_id)
                 self._unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
 

@@ -9,7 +9,7 @@ from scheduler.core.routing import entity_id_of
 from scheduler.policy_topic import policy_entry
 from scheduler.ports import Entry, TopicPartition
 from schemas.codec import Codec
-from schemas.ids import keyed_task_id, routing_key, shard_of
+from schemas.ids import keyed_task_id, routing_key, shard_of, unique_root_of
 from schemas.messages import (
     EVERY_WORKER,
     AttemptCancelled,
@@ -45,6 +45,8 @@ from schemas.messages import (
     SubmitTask,
     TaskError,
     TaskSpec,
+    Uniqueness,
+    UniqueScope,
     UpdateSchedule,
     UpdateTask,
     Verdict,
@@ -172,6 +174,14 @@ class Client:
         elif task_id not in self._ids:
             self._ids.append(task_id or "")
         is_invalid = task_id is not None and key is None and rng.random() < 0.05
+        unique = (
+            self._uniqueness()
+            if key is None and task_id is not None and not is_invalid and rng.random() < 0.15
+            else None
+        )
+        if unique is not None:
+            task_id = f"{unique_root_of('t', unique.key)}.{len(self._ids)}"
+            self._ids.append(task_id)
         spec = TaskSpec(
             task_type="no name" if is_invalid else "work",
             tenant_id="t",
@@ -189,6 +199,7 @@ class Client:
                 jitter=rng.choice(list(Jitter)),
             ),
             idempotency_key=key,
+            unique=unique,
             metadata={"account": f"a{rng.randrange(2)}"} if rng.random() < 0.4 else {},
         )
         fingerprint = f"f{rng.randint(0, 1)}" if key else None
@@ -200,6 +211,13 @@ class Client:
             fingerprint=fingerprint,
             reply_to=rng.choice((0, None)),
         )
+
+    def _uniqueness(self) -> Uniqueness:
+        rng = self._world.rng
+        scope = rng.choice((UniqueScope.LIVE, UniqueScope.WAITING, UniqueScope.WINDOW, UniqueScope.DEBOUNCE))
+        window_ms = rng.choice((2_000, 10_000)) if scope in (UniqueScope.WINDOW, UniqueScope.DEBOUNCE) else 0
+        max_ms = window_ms * 2 if scope is UniqueScope.DEBOUNCE and rng.random() < 0.5 else None
+        return Uniqueness(key=f"{scope}-{rng.randrange(2)}", scope=scope, window_ms=window_ms, max_ms=max_ms)
 
     def _change(self, task_id: str) -> Request | None:
         rng, request_id = self._world.rng, self._next_request_id()

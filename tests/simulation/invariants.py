@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from scheduler.core.parking import PARKED_FROM
 from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, next_due, schedule_of_run, with_run
 from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
-from scheduler.core.task import TERMINAL, evolve
+from scheduler.core.task import TERMINAL, WAITING, evolve
 from scheduler.core.wheel import Marks
 from scheduler.host import CHECKPOINT_KEY, OWNER_KEY, Phase, ShardHost
 from scheduler.ports import Entry, Record, TopicPartition
 from schemas.codec import Codec
 from schemas.errors import DecodeError
-from schemas.ids import keyed_task_id, record_task_id, shard_of
+from schemas.ids import keyed_task_id, record_task_id, shard_of, unique_root_of
 from schemas.messages import (
     AttemptStarted,
     EndedTask,
@@ -55,6 +55,7 @@ from schemas.messages import (
     TaskStarted,
     TaskSubmitted,
     TaskSucceeded,
+    UniqueScope,
 )
 from schemas.topics import INPUT_TOPICS, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
 from schemas.wheel import WheelShape
@@ -103,6 +104,7 @@ class Facts:
         self.arrived: Counter[Place] = Counter()  # what was forwarded, by how often it was decided where it belongs
         self.landed = Landed(world, codec)
         self.running: dict[str, set[str]] = defaultdict(set)  # by account
+        self.rooted: dict[str, list[str]] = defaultdict(list)  # tasks by the root of their unique key
         self.paced: list[int] = []  # when attempts began under PACE
         self.events = 0
         world.on_append.append(self.check_effect)
@@ -166,6 +168,7 @@ class Facts:
         self.tasks[event.entity_id] = after
         self._check_run(before, after)
         self._note_limited(before, after, event)
+        self._check_unique(before, after)
         fold_run(self.schedules, after)
         self.history[event.entity_id].append((offset, after))
         if after.status is Status.PENDING:
@@ -207,8 +210,26 @@ class Facts:
         if isinstance(event.body, TaskStarted) and after.spec.queue == "bulk":
             self.paced.append(event.body.started_at)
 
+    def _check_unique(self, before: Task | None, after: Task) -> None:
+        """Of one key and scope there are never two that would stand for each other."""
+        unique = after.spec.unique
+        if unique is None or before is not None:
+            return
+        root = unique_root_of(after.spec.tenant_id, unique.key)
+        for task_id in self.rooted[root]:
+            other = self.tasks[task_id]
+            stands = {
+                UniqueScope.LIVE: other.status not in TERMINAL,
+                UniqueScope.WAITING: other.status in WAITING,
+                UniqueScope.WINDOW: other.created_at + unique.window_ms * 1_000 > after.created_at,
+                UniqueScope.DEBOUNCE: other.status is Status.SCHEDULED and not other.attempt,
+            }
+            if stands[unique.scope] and task_id == self.rooted[root][-1]:
+                raise Violated(f"10: {after.task_id} came although {task_id} stands for it, {_brief(other)}")
+        self.rooted[root].append(after.task_id)
+
     def _check_run(self, before: Task | None, after: Task) -> None:
-        is_run = schedule_of_run(after.task_id) is not None
+        is_run = schedule_of_run(after.task_id) is not None and after.spec.unique is None
         if is_run and before is None and after.task_id not in self.fired:
             raise Violated(f"4: {after.task_id} was submitted without a fire")
 
@@ -547,7 +568,7 @@ def _check_input(facts: Facts, record: Record) -> None:
     is_taken = isinstance(message, Request | ForwardedRequest) if is_request else isinstance(message, Report)
     if isinstance(message, SubmitTask) and is_request:
         is_valid = message.spec.task_type != "no name"
-        if is_valid and _task_id(message, place) not in facts.tasks:
+        if is_valid and _task_id(message, place) not in facts.tasks and message.spec.unique is None:
             raise Violated(f"3: of the submission at {place} no task came")
         if not is_valid and _task_id(message, place) not in facts.tasks and message.reply_to is None:
             is_taken = False  # else it is a duplicate of an earlier one, which is told before its content is looked at
