@@ -52,6 +52,13 @@ _OPTIONS = {  # how the fields of a request are called here
     "to": "--to",
     "max": "--max",
     "count": "--count",
+    "period_seconds": "--per",
+    "pending_max": "--pending-max",
+    "submits_per_s": "--submits-per-s",
+    "unique.key": "--unique",
+    "unique.seconds": "--unique-for",
+    "debounce.key": "--debounce",
+    "debounce.seconds": "--quiet",
     **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
 }
 # Of these a sentence about another field may speak; the others are words that mean more than a field.
@@ -117,6 +124,8 @@ def unreachable(detail: str) -> CommandError:
 
 def _field_text(error: FieldError) -> str:
     allowed = f": {error.allowed}" if error.allowed and error.allowed not in error.message else ""
+    if error.field in ("key", "where"):  # of a limit: what stands in them are fields, not options
+        return f"--{error.field} {error.message}{allowed}"
     said = _SPOKEN_OF.sub(lambda found: _OPTIONS[found[0]], f"{error.message}{allowed}")
     return f"{_OPTIONS.get(error.field, error.field)} {said}"
 

@@ -18,7 +18,7 @@ from schemas.messages import LimitStrategy
 from tidewheel.cli.apps import AppToLoad, synced
 from tidewheel.cli.arguments import Debug, Json, Server, pairs_of, seconds
 from tidewheel.cli.client import LOCAL, connected_to
-from tidewheel.cli.edge import Exit, note, print_json, usage
+from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
 from tidewheel.cli.lazy import group
 from tidewheel.terminal import console, plain, show
 
@@ -81,7 +81,11 @@ def set_limit(
 def remove(name: Name, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
     """Let a limit hold no more."""
     with connected_to(server) as connected:
-        connected.ask(connected.backend.limits.remove_limit(_checked(name)))
+        try:
+            connected.ask(connected.backend.limits.remove_limit(_checked(name)))
+        except CommandError as error:
+            error.hint = "tidewheel limits list shows the limits there are"
+            raise
     if not json:
         show(console(), Text(f"✔ {plain(name)} holds no more"))
     return Exit.OK

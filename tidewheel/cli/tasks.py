@@ -34,7 +34,7 @@ from tidewheel.cli.arguments import (
     task_id_of,
 )
 from tidewheel.cli.client import LOCAL, Client, connected_to
-from tidewheel.cli.edge import CommandError, Exit, note, print_json
+from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
 from tidewheel.cli.listing import check_limit, each, now_us, pages_of, show_pages
 from tidewheel.terminal import Card, console, show, status_text
 
@@ -50,6 +50,12 @@ def submit(
     at: Annotated[str | None, typer.Option(metavar="INSTANT", help="Due then: 2026-06-01T12:00:00Z.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: repeats within 24 h are one task.")] = None,
     task_id: Annotated[str | None, typer.Option("--id", help="The task's id; the first under an id wins.")] = None,
+    unique: Annotated[str | None, typer.Option(metavar="KEY", help="One task stands for all under this key.")] = None,
+    unique_for: Annotated[
+        str | None, typer.Option(metavar="waiting|live|DURATION", help="So long; until it has ended by default.")
+    ] = None,
+    debounce: Annotated[str | None, typer.Option(metavar="KEY", help="The last one under this key is run.")] = None,
+    quiet: Annotated[str | None, typer.Option(metavar="DURATION", help="Once none has come for so long.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Of one attempt.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts after the first.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Whose task it is.")] = None,
@@ -75,8 +81,10 @@ def submit(
         "idempotency_key": key,
         # Chosen here, so that it can be told even if the answer is lost.
         "task_id": task_id
-        if task_id is not None or key is not None
+        if task_id is not None or key is not None or unique is not None or debounce is not None
         else uuid7(time.time_ns() // 1_000_000, getrandbits),
+        "unique": _unique(unique, unique_for),
+        "debounce": _debounce(debounce, quiet),
         "timeout_seconds": seconds("--timeout", timeout),
         "max_retries": max_retries,
         "metadata": metadata_of(metadata or (), tenant) or None,
@@ -95,6 +103,22 @@ def submit(
         )
         note(f"→ to wait: tidewheel status {submitted.task_id} --wait 60{connected.options}")
     return Exit.OK
+
+
+def _unique(key: str | None, how_long: str | None) -> dict[str, Any] | None:
+    if key is None:
+        if how_long is not None:
+            raise usage("--unique-for", "is of no use alone", "with --unique KEY")
+        return None
+    if how_long is None or how_long in ("waiting", "live"):
+        return {"key": key, **({} if how_long is None else {"scope": how_long})}
+    return {"key": key, "seconds": seconds("--unique-for", how_long)}
+
+
+def _debounce(key: str | None, quiet: str | None) -> dict[str, Any] | None:
+    if (key is None) != (quiet is None):
+        raise usage("--quiet" if key is None else "--debounce", "is of no use alone", "--debounce KEY --quiet DURATION")
+    return None if key is None else {"key": key, "seconds": seconds("--quiet", quiet)}
 
 
 def status(
