@@ -612,8 +612,8 @@ class Outcome(StrEnum):
     VIEW_BEHIND = "view_behind"
     INVALID = "invalid"
     OVERLOADED = "overloaded"
-    TOO_MANY = "too_many"  # of its tenant
     UNKNOWN = "unknown"
+    TOO_MANY = "too_many"  # of its tenant
 
 
 class Reply(Message, frozen=True, kw_only=True):

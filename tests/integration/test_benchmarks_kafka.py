@@ -35,6 +35,12 @@ TINY = {
     "throughput --tasks 200 --warm-up 50 --projectors 0": {"tasks_per_s", "submit_per_s", "log_bytes_per_task"},
     "timers --rate 50 --seconds 2 --lead-s 5 --waiting 100 --projectors 0": {"p50_ms", "p99_ms", "max_ms"},
     "cron_loss --rounds 1 --count 3 --projectors 0": {"lost", "doubled", "decided_twice"},
+    "limits --rate 20 --seconds 3 --shards 2 --workers 1 --keys 3 --keyed-tasks 30 --kills 1 --tasks 200": {
+        "used_ratio",
+        "exceeded",
+        "met",
+        "throughput_ratio",
+    },
     "worker_loss --rounds 1 --running 5 --projectors 0": {"restart_s_max", "restart_s_p50", "duplicate_starts"},
 }
 

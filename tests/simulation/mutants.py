@@ -15,7 +15,6 @@ from scheduler.core.dispatch import Dispatch
 from scheduler.core.gate import Gate, Word
 from scheduler.core.limit_keys import Rate
 from scheduler.core.limiter import Limiter
-from scheduler.core.limits import ShardLimits
 from scheduler.core.parking import Parking
 from scheduler.core.shard import Shard
 from scheduler.core.timers import Timers
@@ -28,7 +27,6 @@ from schemas.messages import (
     LimitChanged,
     Outcome,
     ScheduleFired,
-    ShardMessage,
     ShardOpened,
     Status,
     Task,
@@ -178,11 +176,6 @@ def _settled_at_once(evolve: Callable[..., None], shard: Shard, event: Event) ->
         shard._dispatch.gate.settle(known, event.at)
 
 
-def _whatever_its_number(hear: Callable[..., Any], limits: ShardLimits, message: ShardMessage, epoch: int) -> Any:
-    limits._peer(message.shard).heard = 0
-    return hear(limits, message, epoch)
-
-
 def _used_when_granted(fold: Callable[..., None], limiter: Limiter, name: str, changed: LimitChanged, at: int) -> None:
     fold(limiter, name, changed, at)
     granted = tuple(attempt for grant in changed.granted for attempt in grant.attempts)
@@ -248,7 +241,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         Shard, "entity", lambda entity, shard, key: None if key.startswith("limit/") else entity(shard, key)
     ),
     "permits-back-before-acknowledgement": lambda: _around(Shard, "evolve", _settled_at_once),
-    "messages-that-came-twice-count": lambda: _around(ShardLimits, "hear", _whatever_its_number),
     "tokens-come-back-from-the-grant-on": lambda: _around(Limiter, "fold", _used_when_granted),
     "time-between-owners-counts": lambda: _instead(Limiter, "change_clock", None),
     "tokens-of-starts-come-back": lambda: _around(

@@ -74,6 +74,7 @@ def test_every_setting_can_be_set_in_both_ways(file: Path) -> None:
         "kafka.properties": ("client.rack=z", '{ "client.rack" = "z" }'),
         "cassandra.hosts": ("a,b", '["a", "b"]'),
         "health.port": ("0", "0"),
+        "admission.tenant_pending_max": ("5", "5"),
     }
     text = str(existing)
     for known in known_settings().values():
