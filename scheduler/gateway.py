@@ -226,8 +226,12 @@ class Gateway:
         return Amounts(tuple(stats.amounts(now_s)), stats.shards(now_s), self.shards)
 
     def say(self, policy: Policy) -> None:
-        """Write a policy; wait until it is in the log, and holds here. Raises Retriable (nothing was written) and
-        Undecided."""
+        """Write a policy; wait until it is in the log, and holds here.
+
+        Raises ValueError (it could not hold; nothing was written), Retriable (nothing was written) and Undecided.
+        """
+        if problem := self.policies.problem_of(policy):
+            raise ValueError(problem)
         said = _Said()
 
         def on_ack(result: Sequence[int] | TidewheelIOError) -> None:

@@ -812,7 +812,7 @@ class ShardHost:
     def _dispatch(self, now: int) -> None:
         """Send out what is to be started: each topic by itself, so that one that refuses is no other's trouble."""
         returned, self._returned = self._returned, []
-        self.shard.not_sent(returned)
+        self.shard.not_sent(returned, now)
         by_topic: dict[str, list[tuple[int, ReadyTask]]] = {}
         for partition, task in self.shard.dispatch(now, self._partitions_of):
             by_topic.setdefault(ready_topic(task.queue, task.priority), []).append((partition, task))

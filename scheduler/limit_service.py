@@ -9,11 +9,10 @@ import msgspec
 from pydantic import Field
 
 from scheduler.core.limit_keys import STRATEGIES, LimitProblem, limit_of
-from scheduler.core.policies import LIMITS_MAX
 from scheduler.instants import format_instant
-from scheduler.operations import Operation, Performer, Steps, at_once, read, refusing_errors
+from scheduler.operations import Operation, Performer, Steps, at_once, refusing_errors
 from scheduler.ports import Clock
-from scheduler.queue_service import Board, check_name
+from scheduler.queue_service import Board, check_name, said
 from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
 from scheduler.submission import Body, Duration, ms_of, validated
 from schemas.messages import LimitPolicy, LimitStrategy
@@ -103,16 +102,14 @@ class LimitService:
     def _set(self, name: str, declaration: LimitDeclaration) -> Steps[LimitView]:
         wanted = declared_limit(name, declaration, self._clock.now_us())
         before = self._board.policies.limit(name)
-        if before is None and len(self._board.policies.limits()) >= LIMITS_MAX:
-            raise Refused(Refusal(RefusalKind.CONFLICT, f"there are {LIMITS_MAX} limits already: remove one first"))
         if before is None or msgspec.structs.replace(before, set_at=wanted.set_at) != wanted:
-            yield from read(lambda: self._board.say(wanted))
+            yield from said(self._board, wanted)
         return _view(self._known(name))
 
     def _remove(self, name: str) -> Steps[None]:
         found = self._known(name)
         gone = msgspec.structs.replace(found, is_removed=True, set_at=self._clock.now_us())
-        yield from read(lambda: self._board.say(gone))
+        yield from said(self._board, gone)
 
 
 def declaration_of(fields: Mapping[str, Any]) -> LimitDeclaration:

@@ -13,7 +13,7 @@ from scheduler.instants import format_instant
 from scheduler.operations import Operation, Performer, Steps, at_once, read, refusing_errors
 from scheduler.ports import Clock
 from scheduler.queue_stats import Amount, Amounts
-from scheduler.refusals import invalid
+from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
 from scheduler.submission import Body, check_reason
 from schemas.ids import NAME_RULE, is_name
 from schemas.messages import Policy, Priority, QueuePolicy, TenantPolicy
@@ -190,7 +190,7 @@ class QueueService:
         if (before.is_paused, before.pause_reason) != (is_paused, reason):
             fields = {"is_paused": is_paused, "pause_reason": reason, "set_at": self._clock.now_us()}
             after: QueuePolicy = msgspec.structs.replace(before, **fields)
-            yield from read(lambda: self._board.say(after))
+            yield from said(self._board, after)
         return self._queue(queue)
 
     def _tenant(self, tenant_id: str) -> TenantView:
@@ -215,7 +215,7 @@ class QueueService:
         before = self._board.policies.queue(queue)
         after: QueuePolicy = msgspec.structs.replace(before, **given)
         if after != before or not before.set_at:  # to say anything of a queue makes it known
-            yield from read(lambda: self._board.say(msgspec.structs.replace(after, set_at=self._clock.now_us())))
+            yield from said(self._board, msgspec.structs.replace(after, set_at=self._clock.now_us()))
         return self._queue(queue)
 
     def _set_tenant(self, tenant_id: str, change: TenantChange) -> Steps[TenantView]:
@@ -226,8 +226,16 @@ class QueueService:
         before = self._board.policies.tenant(tenant_id)
         after: TenantPolicy = msgspec.structs.replace(before, **given)
         if after != before:
-            yield from read(lambda: self._board.say(msgspec.structs.replace(after, set_at=self._clock.now_us())))
+            yield from said(self._board, msgspec.structs.replace(after, set_at=self._clock.now_us()))
         return self._tenant(tenant_id)
+
+
+def said(board: Board, policy: Policy) -> Steps[None]:
+    """Write a policy. Raises Refused: there is no room for it."""
+    try:
+        yield from read(lambda: board.say(policy))
+    except ValueError as error:
+        raise Refused(Refusal(RefusalKind.CONFLICT, str(error))) from error
 
 
 def _given(change: Body) -> dict[str, Any]:

@@ -252,7 +252,7 @@ class Admission(_Section):
 
     tenant_submits_per_s: int | None = _setting(
         1_000,
-        "How many tasks a tenant may submit in a second, over ten seconds.",
+        "How many tasks a named tenant may submit in a second, over ten seconds.",
         "from 1 to a million",
         ge=1,
         le=10**6,

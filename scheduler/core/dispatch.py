@@ -54,20 +54,20 @@ class _Lane:
         self.out_bytes = 0
         self.blocked_until = dict.fromkeys(WEIGHTS, 0)
 
-    def open_priorities(self, now: int) -> list[Priority]:
+    def open_priorities(self) -> list[Priority]:
         """Those of which something waits, and one more may go out."""
         if self.out_bytes >= WINDOW_BYTES_MAX:
             return []
         has_room = sum(self.out.values()) < self.window
         return [
-            one for one in self.waiting.priorities() if self._unblocked(one, now) and (has_room or not self.out[one])
+            one for one in self.waiting.priorities() if not self.blocked_until[one] and (has_room or not self.out[one])
         ]
 
-    def _unblocked(self, priority: Priority, now: int) -> bool:
-        if now < self.blocked_until[priority]:
-            return False
-        self.blocked_until[priority] = 0  # time has done what it can: `next_at` must not name it again
-        return True
+    def unblock_due(self, now: int) -> None:
+        """Time has done what it can: `next_at` must not name it again."""
+        for priority, until in self.blocked_until.items():
+            if until <= now:
+                self.blocked_until[priority] = 0
 
     def shrink(self, priority: Priority, until: int) -> None:
         """A worker had no slot for one."""
@@ -99,7 +99,7 @@ class Dispatch:
     def __init__(self, policies: Policies) -> None:
         self.gate = Gate(policies)
         self._policies = policies
-        self._gate_version = policies.gate_version
+        self._gate_version = len(policies.gate_changes)
         self._lanes: dict[LaneKey, _Lane] = {}
         self._place: dict[str, LaneKey] = {}
         self._out: dict[str, _Out] = {}
@@ -116,16 +116,24 @@ class Dispatch:
     def admit(self, task: Task) -> None:
         """All limits let it go."""
         spec = task.spec
-        self._wait((spec.queue, spec.task_type), spec.priority, task, is_first=False)
+        key = spec.queue, spec.task_type
+        self._put(self._lane(key), key, spec.priority, task, is_first=False)
 
     def follow_policies(self, tasks: Mapping[str, Task], now: int) -> None:
         """Let limits, and what was paused, hold as they are said now for all that is not out yet."""
-        if self._gate_version == self._policies.gate_version:
+        changes = self._policies.gate_changes[self._gate_version :]
+        if not changes:
             return
-        self._gate_version = self._policies.gate_version
-        offered = [task for task_id in self._place if self.gate.concerns(task := tasks[task_id])]
-        for task in [*self.gate.take_all(), *offered]:
+        self._gate_version += len(changes)
+        queues = None if None in changes else {queue for queue in changes if queue is not None}
+        if queues is None:
+            self.gate.settle_running(tasks, now)
+        offered = [task for task_id in self._place if self._concerns(task := tasks[task_id], queues)]
+        for task in [*self.gate.take(queues), *offered]:
             self.offer(task, now)
+
+    def _concerns(self, task: Task, queues: Collection[str] | None) -> bool:
+        return (queues is None or task.spec.queue in queues) and self.gate.concerns(task)
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
@@ -151,15 +159,22 @@ class Dispatch:
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
         """A worker returned it unstarted; first in line again. `is_full`: since it had no free slot."""
-        out = self.not_sent(task)
+        self.gate.note_back(task.task_id)
+        out = self._wait_again(task, now)
         if is_full and out is not None:
             self._lanes[out.lane].shrink(out.priority, now + PROBE_US)
 
-    def not_sent(self, task: Task) -> _Out | None:
-        """Its ready record did not reach its topic, or nobody knows; first in line again. How it was out."""
+    def not_sent(self, task: Task, now: int) -> None:
+        """Its ready record did not reach its topic, or nobody knows; first in line again."""
+        self._wait_again(task, now)
+
+    def _wait_again(self, task: Task, now: int) -> _Out | None:
+        """How it was out, if it was. Limits may have come meanwhile, or its queue may be paused."""
         out = self._take_in(task.task_id)
         if out is not None:
-            self._wait(out.lane, out.priority, task, is_first=True)
+            lane = self._lane(out.lane)
+            if self.gate.admits(task, now):
+                self._put(lane, out.lane, out.priority, task, is_first=True)
         return out
 
     def unblock(self) -> None:
@@ -172,6 +187,7 @@ class Dispatch:
         self._look_at = None
         picked = self._pick_resends(now, partitions_of)
         for key, lane in self._lanes.items():
+            lane.unblock_due(now)
             if not lane.waiting or self._policies.is_paused(key[0]):
                 continue
             partitions = self._writable(key[0], lane, now, partitions_of)
@@ -184,12 +200,12 @@ class Dispatch:
                 picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
                 room -= 1
                 if room <= 0 or lane.out_bytes >= WINDOW_BYTES_MAX:
-                    allowed = [one for one in lane.open_priorities(now) if one in partitions]
+                    allowed = [one for one in lane.open_priorities() if one in partitions]
         return picked
 
     def _writable(self, queue: str, lane: _Lane, now: int, partitions_of: PartitionsOf) -> dict[Priority, int]:
         """The priorities that may go out and can be written, with the partitions of their topics."""
-        partitions = {priority: partitions_of(queue, priority) for priority in lane.open_priorities(now)}
+        partitions = {priority: partitions_of(queue, priority) for priority in lane.open_priorities()}
         if all(partitions.values()):
             return partitions
         self._look_at = now + HELD_US
@@ -243,10 +259,13 @@ class Dispatch:
             picked.append(Dispatched(task_id, self._send(task_id, again, partitions), True))
         return picked
 
-    def _wait(self, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> None:
+    def _lane(self, key: LaneKey) -> _Lane:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
+        return lane
+
+    def _put(self, lane: _Lane, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> None:
         spec = task.spec
         lane.waiting.put(task.task_id, priority, spec.tenant_id, len(spec.payload), is_first=is_first)
         self._place[task.task_id] = key

@@ -9,8 +9,9 @@ next one.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue
@@ -21,6 +22,7 @@ from schemas.messages import EndedTask, LimitAsk, LimitWish, Priority, Status, T
 from schemas.priorities import WEIGHTS
 
 ASKED_MAX = 256  # attempts of one priority for which a key's home is asked at a time
+WITHDRAWN_MAX = 100  # wishes that are not wanted any more, before the home is told all that is
 ASK_AGAIN_US = 1_000_000  # until a home is asked again that has not answered; then after twice as long, …
 ASK_AGAIN_US_MAX = 30_000_000  # … up to this: a home that was loaded anew says so, and is asked at once
 # What went out and was then cancelled, or changed, may be about to start: its worker hears of it within this.
@@ -57,12 +59,13 @@ class _Waiting(NamedTuple):
 class _Queue:
     """Who waits for one key."""
 
-    __slots__ = ("again_us", "asked", "waiting")
+    __slots__ = ("again_us", "asked", "waiting", "withdrawn")
 
     def __init__(self) -> None:
         self.waiting = FairQueue()  # not asked for yet
         self.asked: dict[str, Priority] = {}  # task ids, in their order
         self.again_us = ASK_AGAIN_US
+        self.withdrawn = 0  # of what was asked for, since all of it was said
 
 
 class _Holds:
@@ -89,6 +92,11 @@ def attempt_of(task: Task) -> str:
 def _is_at(task: Task, attempt: str) -> bool:
     """Whether a task waits for the start of this attempt, or for its end."""
     return task.status in (Status.PENDING, Status.RUNNING) and attempt_of(task) == attempt
+
+
+def _in_order(keys: Sequence[str], held: Collection[str]) -> Sequence[str]:
+    """Those that are held before the first that is not. With what lies behind it two could wait for each other."""
+    return tuple(itertools.takewhile(lambda key: key in held, keys))
 
 
 def _number(attempt: str) -> int:
@@ -129,8 +137,8 @@ class Gate:
             keys = ()  # when the queue is resumed it comes again; meanwhile nothing is held for what is not out
         if holds is not None:
             is_out = holds.was_out and holds.attempt == attempt and not keys  # it may start even now
-            needless = [] if is_out else [key for key in holds.keys if holds.attempt != attempt or key not in keys]
-            self._give_back(task, holds, needless, now)
+            kept = _in_order(keys, holds.keys) if holds.attempt == attempt else ()
+            self._give_back(task, holds, [] if is_out else [key for key in holds.keys if key not in kept], now)
         return self._goes_on(task, attempt, keys)
 
     def _goes_on(self, task: Task, attempt: str, keys: Sequence[str]) -> bool:
@@ -162,6 +170,9 @@ class Gate:
             queue.waiting.remove(task_id)
             if queue.asked.pop(task_id, None) is not None:
                 self._to_ask.setdefault(waiting.key, False)  # there is room to ask for another
+                queue.withdrawn += 1
+                if queue.withdrawn > WITHDRAWN_MAX:
+                    self._to_ask[waiting.key] = True  # the home has wishes that nobody has any more
             self._drop_if_idle(waiting.key, queue)
 
     def note_out(self, task_id: str) -> None:
@@ -169,6 +180,12 @@ class Gate:
         holds = self._holds.get(task_id)
         if holds is not None:
             holds.was_out = True
+
+    def note_back(self, task_id: str) -> None:
+        """A worker gave the record back: it will not be started."""
+        holds = self._holds.get(task_id)
+        if holds is not None:
+            holds.was_out = False
 
     def settle(self, known: Task | EndedTask, now: int) -> None:
         """How a task stands is in the log: give back what it needs no more."""
@@ -180,6 +197,13 @@ class Gate:
         elif known.status is Status.RUNNING:
             tokens = [key for key in holds.keys if isinstance(self._policies.rule_of(key), Rate)]
             self._give_back(known, holds, tokens, now)
+
+    def settle_running(self, tasks: Mapping[str, Task], now: int) -> None:
+        """Limits were changed: what was a permit of an attempt that runs may be a token now."""
+        for task_id in list(self._holds):
+            task = tasks.get(task_id)
+            if task is not None and task.status is Status.RUNNING:
+                self.settle(task, now)
 
     def _give_back(self, known: Task | EndedTask, holds: _Holds, keys: Sequence[str], now: int) -> None:
         is_started = known.attempt >= _number(holds.attempt)
@@ -210,7 +234,11 @@ class Gate:
             task_id = attempt.rpartition(":")[0]
             waiting, holds = self._waiting.get(task_id), self._holds.get(task_id)
             if waiting is not None and waiting.attempt == attempt and key in waiting.keys:
-                if task := self._hold(waiting, key):
+                is_held = holds is not None and key in holds.keys
+                if holds is not None and is_held and waiting.keys.index(key) > waiting.keys.index(waiting.key):
+                    # An owner before had it, and not what comes before it, which this one still waits for.
+                    self._return_held(task_id, holds, key)
+                elif not is_held and (task := self._hold(waiting, key)):
                     free.append(task)
             elif holds is None or holds.attempt != attempt or key not in holds.keys:
                 self._adopt(key, attempt, known(task_id), is_news=is_news)
@@ -220,12 +248,20 @@ class Gate:
             self._to_ask.setdefault(key, False)
         return free
 
+    def _return_held(self, task_id: str, holds: _Holds, key: str) -> None:
+        self._say([key], holds.attempt, is_used=False)
+        holds.keys.discard(key)
+        if not holds.keys:
+            del self._holds[task_id]
+
     def _hold(self, waiting: _Waiting, key: str) -> Task | None:
         task_id = waiting.task.task_id
         self._holds.setdefault(task_id, _Holds(waiting.attempt)).keys.add(key)
         if key != waiting.key:
             return None  # it still waits for another one
         self.forget(task_id)
+        if (queue := self._queues.get(key)) is not None:
+            queue.withdrawn -= 1  # the home knows of this one
         return waiting.task if self._goes_on(waiting.task, waiting.attempt, waiting.keys) else None
 
     def _adopt(self, key: str, attempt: str, known: Task | EndedTask | None, *, is_news: bool) -> None:
@@ -292,7 +328,10 @@ class Gate:
             added = self._add_wishes(queue)
             if not added and not is_whole:
                 continue
-            self._again.set(key, now + queue.again_us)
+            if is_whole:
+                queue.withdrawn = 0
+            if is_whole or key not in self._again:  # what is added does not put off that all is said again
+                self._again.set(key, now + queue.again_us)
             chosen = list(queue.asked) if is_whole else added
             wishes = tuple(LimitWish(attempt=self._waiting[one].attempt, priority=queue.asked[one]) for one in chosen)
             yield LimitAsk(key=key, is_whole=is_whole, wishes=wishes)
@@ -328,9 +367,9 @@ class Gate:
 
     # --- looks ---------------------------------------------------------------------------------------------------
 
-    def take_all(self) -> list[Task]:
-        """All that wait, who wait no more: policies were changed, and they are to be offered anew."""
-        tasks = [waiting.task for waiting in self._waiting.values()]
+    def take(self, queues: Collection[str] | None) -> list[Task]:
+        """Those of these queues that wait (None: of all), who wait no more: they are to be offered anew."""
+        tasks = [one.task for one in self._waiting.values() if queues is None or one.task.spec.queue in queues]
         for task in tasks:
             self.forget(task.task_id)
         return tasks

@@ -13,12 +13,13 @@ off, or held. So b - a + 1 <= burst + rate * (g_b - s_a) <= burst + rate * T, ho
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue, equal_weights
 from scheduler.core.limit_keys import Concurrency, Rate, Rule
+from scheduler.core.timers import Timers
 from schemas.messages import LimitChanged, LimitGrant, LimitHeld, LimitStrategy, LimitWish
 from schemas.priorities import WEIGHTS
 
@@ -27,6 +28,7 @@ CHECK_US = (
 )
 CHECK_US_MAX = 300_000_000  # … up to this: so long at most a permit is lost whose return was lost
 _ALL = tuple(WEIGHTS)
+_SEPARATOR = "\n"  # between a key and an attempt
 
 CHANGES_MAX = 2_000  # attempts of one kind in one decision: its event must not outgrow a record
 
@@ -72,8 +74,8 @@ class _Key:
         self.bucket: _Bucket | None = None  # None: full
         self.wishes = FairQueue()
         self.asked: dict[str, int] = {}  # the shard of each wish, oldest first
-        self.used: list[str] = []  # heard of, and not decided yet
-        self.returned: list[str] = []
+        self.used: dict[str, None] = {}  # heard of, and not decided yet; in their order
+        self.returned: dict[str, None] = {}
         self.cancelled: set[str] = set()  # holders whose tasks are to be cancelled
 
     def is_idle(self) -> bool:
@@ -87,11 +89,11 @@ class _Key:
         if self.asked.pop(attempt, None) is not None:
             self.wishes.remove(attempt)
 
-    def release(self, attempts: Iterable[str]) -> int:
-        """How many of them held something, and do not any more."""
+    def release(self, attempts: Iterable[str]) -> list[str]:
+        """Those of them that held something, and do not any more."""
         gone = [attempt for attempt in attempts if self.holders.pop(attempt, None) is not None]
         self.cancelled.difference_update(gone)
-        return len(gone)
+        return gone
 
 
 class Limiter:
@@ -102,8 +104,9 @@ class Limiter:
         self._keys: dict[str, _Key] = {}
         self._open: set[str] = set()  # keys to be looked at
         self.touched: set[str] = set()  # keys that a checkpoint must write or remove; whoever takes one clears it
-        self._due: list[tuple[int, str]] = []  # a heap: when a token will be there, or all of them
-        self._checks: list[tuple[int, int, str, str]] = []  # a heap: when, after how long a wait, key, attempt
+        self._due = Timers()  # keys, by when a token will be there, or all of them
+        self._checks = Timers()  # key and attempt, by when it is asked whether it is still needed
+        self._waits: dict[str, int] = {}  # how long was waited for that
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -117,10 +120,12 @@ class Limiter:
             if key.bucket is None:
                 key.bucket = _Bucket(rule.burst * rule.period_us, rule.period_us, at)
             key.bucket.fill(rule, at)
-            key.bucket.level -= key.release(changed.used) * rule.period_us
+            used = key.release(changed.used)
+            key.bucket.level -= len(used) * rule.period_us
         else:
-            key.release(changed.used)
-        key.release(changed.returned)
+            used = key.release(changed.used)
+        for attempt in (*used, *key.release(changed.returned)):
+            self._cancel_check(name, attempt)
         for grant in changed.granted:
             for attempt in grant.attempts:
                 key.holders[attempt] = grant.shard
@@ -153,8 +158,13 @@ class Limiter:
         """Attempts have started, or hold nothing any more."""
         key = self._keys.get(name)
         if key is not None:
-            (key.used if is_used else key.returned).extend(attempts)
+            (key.used if is_used else key.returned).update(dict.fromkeys(attempts))
             self._open.add(name)
+
+    def holds(self, name: str, attempt: str) -> bool:
+        """Whether an attempt holds something, and nobody has said that it does not any more."""
+        key = self._keys.get(name)
+        return key is not None and attempt in key.holders and attempt not in key.used and attempt not in key.returned
 
     def forget_wishes(self, shard: int) -> None:
         """A shard has a new owner, who asks anew."""
@@ -167,8 +177,7 @@ class Limiter:
 
     def decide(self, now: int) -> list[Decided]:
         """What changes now; it is folded already."""
-        while self._due and self._due[0][0] <= now:
-            self._open.add(heapq.heappop(self._due)[1])
+        self._open.update(self._due.pop_due(now, len(self._due)))
         names, self._open = sorted(self._open), set()
         return [decided for name in names if (decided := self._decide(name, now)) is not None]
 
@@ -177,7 +186,8 @@ class Limiter:
         if key is None:
             return None
         used = self._heard(name, key, key.used)
-        returned = tuple(attempt for attempt in self._heard(name, key, key.returned) if attempt not in used)
+        begun = set(used)
+        returned = tuple(attempt for attempt in self._heard(name, key, key.returned) if attempt not in begun)
         if used or returned:
             self.fold(name, LimitChanged(used=used, returned=returned), now)
             key = self._key(name)
@@ -192,13 +202,14 @@ class Limiter:
             return None
         return Decided(name, LimitChanged(used=used, returned=returned, granted=granted), cancelled)
 
-    def _heard(self, name: str, key: _Key, attempts: list[str]) -> tuple[str, ...]:
+    def _heard(self, name: str, key: _Key, attempts: dict[str, None]) -> tuple[str, ...]:
         """Take out of what was heard as much as one decision may hold, without what concerns nobody."""
-        now_heard = attempts[:CHANGES_MAX]
-        del attempts[:CHANGES_MAX]
+        now_heard = list(itertools.islice(attempts, CHANGES_MAX))
+        for attempt in now_heard:
+            del attempts[attempt]
         if attempts:
             self._open.add(name)
-        return tuple(attempt for attempt in dict.fromkeys(now_heard) if attempt in key.holders)
+        return tuple(attempt for attempt in now_heard if attempt in key.holders)
 
     def _granted(self, key: _Key, room: int, now: int, name: str) -> tuple[LimitGrant, ...]:
         granted: dict[int, list[str]] = {}
@@ -207,7 +218,7 @@ class Limiter:
             self._open.add(name)
         while room > 0 and (chosen := key.wishes.pop(_ALL, equal_weights)) is not None:
             granted.setdefault(key.asked.pop(chosen.task_id), []).append(chosen.task_id)
-            heapq.heappush(self._checks, (now + CHECK_US, CHECK_US, name, chosen.task_id))
+            self._check_at(name, chosen.task_id, now, CHECK_US)
             room -= 1
         return tuple(LimitGrant(shard=shard, attempts=tuple(attempts)) for shard, attempts in granted.items())
 
@@ -229,11 +240,11 @@ class Limiter:
             return rule.burst
         room = max(0, level // rule.period_us - held)
         if not key.asked and not held:
-            heapq.heappush(self._due, (now + -(-(full - level) // rule.tokens), name))  # then it may be forgotten
+            self._due.set(name, now + -(-(full - level) // rule.tokens))  # then it may be forgotten
         missing = (held + room + 1) * rule.period_us - level
         is_filling = held + room < rule.burst  # else the next token comes when one that is held is used, or given back
         if len(key.asked) > room and is_filling:
-            heapq.heappush(self._due, (now + -(-missing // rule.tokens), name))
+            self._due.set(name, now + -(-missing // rule.tokens))
         return room
 
     def _to_cancel(self, name: str, key: _Key) -> list[tuple[int, str]]:
@@ -241,9 +252,11 @@ class Limiter:
         rule = self._rule_of(name)
         if not isinstance(rule, Concurrency) or rule.strategy is LimitStrategy.WAIT or not key.asked:
             return []
+        if len(key.holders) < rule.permits:
+            return []  # the others are granted in the next decisions
         losers: list[tuple[int, str]] = []
         if rule.strategy is LimitStrategy.CANCEL_OLDEST:
-            excess = len(key.holders) + len(key.asked) - rule.permits
+            excess = max(0, len(key.holders) + len(key.asked) - rule.permits)
             holders = [(shard, attempt) for attempt, shard in key.holders.items()][:excess]
             losers = [(shard, attempt) for shard, attempt in holders if attempt not in key.cancelled]
             key.cancelled.update(attempt for _, attempt in losers)
@@ -256,17 +269,26 @@ class Limiter:
 
     def to_check(self, now: int) -> Iterator[tuple[int, str, str]]:
         """Those that have held something for long: shard, key, attempt. Is it still needed?"""
-        while self._checks and self._checks[0][0] <= now:
-            _, wait, name, attempt = heapq.heappop(self._checks)
-            key = self._keys.get(name)
+        for place in self._checks.pop_due(now, len(self._checks)):
+            name, _, attempt = place.partition(_SEPARATOR)
+            key, wait = self._keys.get(name), self._waits.pop(place)
             shard = key.holders.get(attempt) if key is not None else None
             if key is not None and shard is not None:
-                wait = min(2 * wait, CHECK_US_MAX)
-                heapq.heappush(self._checks, (now + wait, wait, name, attempt))
+                self._check_at(name, attempt, now, min(2 * wait, CHECK_US_MAX))
                 if attempt in key.cancelled:  # it is to be told again
                     key.cancelled.discard(attempt)
                     self._open.add(name)
                 yield shard, name, attempt
+
+    def _check_at(self, name: str, attempt: str, now: int, wait: int) -> None:
+        place = f"{name}{_SEPARATOR}{attempt}"
+        self._checks.set(place, now + wait)
+        self._waits[place] = wait
+
+    def _cancel_check(self, name: str, attempt: str) -> None:
+        place = f"{name}{_SEPARATOR}{attempt}"
+        self._checks.cancel(place)
+        self._waits.pop(place, None)
 
     def held_by(self, shard: int) -> Iterator[tuple[str, str]]:
         """What a shard holds: key, attempt."""
@@ -283,8 +305,8 @@ class Limiter:
         """When `decide` or `to_check` may find something without any news."""
         if self._open:
             return 0
-        instants = [heap[0][0] for heap in (self._due, self._checks) if heap]
-        return min(instants, default=None)
+        instants = (self._due.next_at(), self._checks.next_at())
+        return min((at for at in instants if at is not None), default=None)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -306,8 +328,10 @@ class Limiter:
     def on_loaded(self, now: int) -> None:
         """All facts are known: from here on time counts, and whoever holds something is asked whether it is needed."""
         self.change_clock()
-        checks = [(now, CHECK_US, name, attempt) for name, key in self._keys.items() for attempt in key.holders]
-        self._checks = checks
+        for name, key in self._keys.items():
+            for attempt in key.holders:
+                self._check_at(name, attempt, now, 0)
+                self._waits[f"{name}{_SEPARATOR}{attempt}"] = CHECK_US // 2
         self.look_again()
 
     def _key(self, name: str) -> _Key:

@@ -25,7 +25,12 @@ from schemas.messages import (
     Task,
 )
 
-ATTEMPTS_MAX = 4_000  # of a message: more of them go in several, so that none outgrows a record
+ATTEMPTS_MAX = 1_000  # of a word
+BYTES_MAX = 400_000  # of a message, about: more of it goes in several, so that none outgrows a record
+
+
+def _size(key: str, attempts: Sequence[str]) -> int:
+    return len(key.encode()) + 16 + sum(len(attempt) + 4 for attempt in attempts)
 
 
 class Heard(NamedTuple):
@@ -58,7 +63,8 @@ class ShardLimits:
 
     def __init__(self, shard: int, shards: int, policies: Policies, gate: Gate, known: Known) -> None:
         self._shard, self._shards = shard, shards
-        self._gate, self._known = gate, known
+        self._policies, self._gate, self._known = policies, gate, known
+        self._followed = len(policies.gate_changes)
         self.limiter = Limiter(policies.rule_of)
         self._folded_epoch = 0
         self._letters: dict[int, _Letter] = {}
@@ -105,7 +111,7 @@ class ShardLimits:
                 self.limiter.hear(word.key, word.attempts, is_used=word.kind is LimitWordKind.USED)
         for ask in message.asks:
             for attempt in self.limiter.ask(ask.key, message.shard, ask.wishes, is_whole=ask.is_whole):
-                self._tell(message.shard, LimitWordKind.CHECK, ask.key, attempt)  # it is no news
+                self._tell(message.shard, LimitWordKind.CHECK, ask.key, attempt)  # it is no news, if it holds it still
         if message.heard_epoch != epoch:
             self._letter(message.shard)  # what it says is meant for the owner before: let it know
             return Heard((), ())
@@ -134,6 +140,9 @@ class ShardLimits:
 
     def decide(self, now: int) -> Iterator[Decided]:
         """What changes now of the keys whose home is here; it is folded already. Who is granted something is told."""
+        if len(self._policies.gate_changes) != self._followed:
+            self._followed = len(self._policies.gate_changes)
+            self.limiter.look_again()
         for shard, key, attempt in self.limiter.to_check(now):
             self._tell(shard, LimitWordKind.CHECK, key, attempt)
         for decided in self.limiter.decide(now):
@@ -158,22 +167,30 @@ class ShardLimits:
     def _sealed(self, shard: int, letter: _Letter, epoch: int) -> Iterator[tuple[int, ShardMessage]]:
         words: list[LimitWord] = []
         asks: list[LimitAsk] = []
-        room = ATTEMPTS_MAX
-        for (kind, key), attempts in letter.words.items():
-            for begin in range(0, len(attempts), ATTEMPTS_MAX):
-                some = tuple(attempts[begin : begin + ATTEMPTS_MAX])
-                if len(some) > room:
-                    yield shard, self._message(shard, words, asks, epoch)
-                    words, asks, room = [], [], ATTEMPTS_MAX
-                words.append(LimitWord(kind=kind, key=key, attempts=some))
-                room -= len(some)
-        for ask in letter.asks:  # none has more wishes than a message may have
-            if len(ask.wishes) > room:
+        room = BYTES_MAX
+        for word in self._words(letter):
+            if (size := _size(word.key, word.attempts)) > room:
                 yield shard, self._message(shard, words, asks, epoch)
-                words, asks, room = [], [], ATTEMPTS_MAX
+                words, asks, room = [], [], BYTES_MAX
+            words.append(word)
+            room -= size
+        for ask in letter.asks:
+            if (size := _size(ask.key, [wish.attempt for wish in ask.wishes])) > room:
+                yield shard, self._message(shard, words, asks, epoch)
+                words, asks, room = [], [], BYTES_MAX
             asks.append(ask)
-            room -= len(ask.wishes) + 1
+            room -= size
         yield shard, self._message(shard, words, asks, epoch)
+
+    def _words(self, letter: _Letter) -> Iterator[LimitWord]:
+        """What is said, in portions. Whether one holds something is asked only of those that do, now that all that was
+        heard is decided: who hears it takes it for what the home knows."""
+        for (kind, key), attempts in letter.words.items():
+            said = attempts
+            if kind is LimitWordKind.CHECK:
+                said = [attempt for attempt in attempts if self.limiter.holds(key, attempt)]
+            for begin in range(0, len(said), ATTEMPTS_MAX):
+                yield LimitWord(kind=kind, key=key, attempts=tuple(said[begin : begin + ATTEMPTS_MAX]))
 
     def _message(self, shard: int, words: list[LimitWord], asks: list[LimitAsk], epoch: int) -> ShardMessage:
         peer = self._peer(shard)

@@ -6,13 +6,10 @@ same tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler.core.limit_keys import Limit, LimitProblem, Rate, Rule, limit_of, name_of
 from schemas.messages import LimitPolicy, Policy, QueuePolicy, TaskSpec, TenantPolicy
-
-P = TypeVar("P", bound=Policy)
 
 WEIGHT_MAX = 1_000  # of a tenant: more would let one with the weight 1 wait for too long
 POLICIES_MAX = 10_000  # queues, tenants and limits of which something is said: all of it is in each process's memory
@@ -23,48 +20,64 @@ class Policies:
     """What holds now. Changed by one thread; read by any."""
 
     def __init__(self) -> None:
-        self.gate_version = 0  # counts changes of what is let go at all: limits, and queues that are paused or resumed
+        # Changes of what is let go at all: the queue that was paused or resumed; None: limits.
+        self.gate_changes: list[str | None] = []
         self._queues: dict[str, QueuePolicy] = {}
         self._tenants: dict[str, TenantPolicy] = {}
         self._limits: dict[str, LimitPolicy] = {}
         self._usable: tuple[Limit, ...] = ()  # permits before tokens, else by name: all shards take them in one order
         self._rules: dict[str, Rule] = {}
 
-    def put(self, policy: Policy) -> str | None:
-        """Let it hold from now on. Why it cannot: there are too many already, or it is none that can be."""
+    def problem_of(self, policy: Policy) -> str | None:
+        """Why a policy could not be put, if it could not."""
         match policy:
             case QueuePolicy():
-                self.gate_version += self.is_paused(policy.queue) != policy.is_paused
-                return self._put(self._queues, policy.queue, policy)
+                return self._room_problem(self._queues, policy.queue)
             case TenantPolicy():
-                return self._put(self._tenants, policy.tenant_id, policy)
+                return self._room_problem(self._tenants, policy.tenant_id)
             case LimitPolicy():
-                return self._put_limit(policy)
+                return self._limit_problem(policy)
 
-    def _put(self, about: dict[str, P], name: str, policy: P) -> str | None:
+    def _room_problem(self, about: Mapping[str, Policy], name: str) -> str | None:
         known = len(self._queues) + len(self._tenants) + len(self._limits)
-        if name not in about and known >= POLICIES_MAX:
-            return f"there are {POLICIES_MAX} policies already"
-        about[name] = policy
+        is_full = name not in about and known >= POLICIES_MAX
+        return f"there are {POLICIES_MAX} policies already" if is_full else None
+
+    def _limit_problem(self, policy: LimitPolicy) -> str | None:
+        if policy.is_removed:
+            return None
+        if policy.name not in self._limits and len(self._limits) >= LIMITS_MAX:
+            return f"there are {LIMITS_MAX} limits already"
+        try:
+            limit_of(policy)
+        except LimitProblem as error:
+            return str(error)
+        return self._room_problem(self._limits, policy.name)
+
+    def put(self, policy: Policy) -> str | None:
+        """Let it hold from now on. Why it cannot: there are too many already, or it is none that can be."""
+        if problem := self.problem_of(policy):
+            return problem
+        match policy:
+            case QueuePolicy():
+                if self.is_paused(policy.queue) != policy.is_paused:
+                    self.gate_changes.append(policy.queue)
+                self._queues[policy.queue] = policy
+            case TenantPolicy():
+                self._tenants[policy.tenant_id] = policy
+            case LimitPolicy():
+                self._put_limit(policy)
         return None
 
-    def _put_limit(self, policy: LimitPolicy) -> str | None:
+    def _put_limit(self, policy: LimitPolicy) -> None:
         if policy.is_removed:
             self._limits.pop(policy.name, None)
-        elif policy.name not in self._limits and len(self._limits) >= LIMITS_MAX:
-            return f"there are {LIMITS_MAX} limits already"
         else:
-            try:
-                limit_of(policy)
-            except LimitProblem as error:
-                return str(error)
-            if problem := self._put(self._limits, policy.name, policy):
-                return problem
+            self._limits[policy.name] = policy
         found = [limit_of(one) for one in self._limits.values()]
         self._usable = tuple(sorted(found, key=lambda limit: (isinstance(limit.rule, Rate), limit.name)))
         self._rules = {limit.name: limit.rule for limit in found}
-        self.gate_version += 1
-        return None
+        self.gate_changes.append(None)
 
     def queue(self, queue: str) -> QueuePolicy:
         """What holds for a queue."""
@@ -99,10 +112,6 @@ class Policies:
         """A tenant's share; whoever wrote nonsense to the topic gets the nearest that is allowed."""
         policy = self._tenants.get(tenant_id)
         return 1 if policy is None else min(WEIGHT_MAX, max(1, policy.weight))
-
-    def has_limits(self) -> bool:
-        """Whether there is any limit at all."""
-        return bool(self._usable)
 
     def rule_of(self, key: str) -> Rule | None:
         """What holds for a key of a limit; None: there is no such limit any more."""

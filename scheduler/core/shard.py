@@ -272,7 +272,7 @@ class Shard:
             self.changed.add(TASK + task_id)
             if ended is not None:
                 del state.ended[task_id]
-        if isinstance(event.body, TaskSubmitted):
+        if isinstance(event.body, TaskSubmitted | TaskRedriven):
             state.uniques.note(task_id)
         self.parking.unrecorded.discard(task_id)
         if self._is_loaded:
@@ -647,10 +647,10 @@ class Shard:
 
     def _standing(self, request: SubmitTask, now: int) -> Standing | None:
         """The task that stands for this submission, if there is one, and what becomes of it."""
-        latest = self.state.uniques.latest(request.task_id or "") if request.spec.unique is not None else None
-        if latest is None or unique_problem(request) is not None:
+        if request.spec.unique is None or unique_problem(request) is not None:
             return None
-        return standing(self.known(latest), request, now)
+        others = (self.known(task_id) for task_id in self.state.uniques.latest(request.task_id or ""))
+        return next((found for other in others if (found := standing(other, request, now))), None)
 
     def _decide_submit(self, known: Task | EndedTask | None, request: SubmitTask, now: int) -> Decision:
         if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
@@ -663,7 +663,9 @@ class Shard:
         if known is None and (reason := self._is_full(request.spec, now)):
             return Decision(None, Outcome.OVERLOADED, reason)
         decision = decisions.decide_submit(known, request, now)
-        if decision.body is not None and (refused := self._admission.refusal(request.spec, now)):
+        if decision.body is not None and (
+            refused := self._admission.refusal(request.spec, min(now, request.submitted_at))
+        ):
             return Decision(None, refused.outcome, refused.detail)
         return decision
 
@@ -675,8 +677,9 @@ class Shard:
             return None
         if self._is_behind(now):  # then nothing that ended is forgotten
             return f"{settings.ended_max} tasks ended since there was room to read what is due in the delay wheel"
-        if spec.idempotency_key is not None:
-            return f"the shard remembers {settings.ended_max} ended tasks for their idempotency keys"
+        is_in_window = spec.unique is not None and spec.unique.scope is UniqueScope.WINDOW
+        if spec.idempotency_key is not None or is_in_window:
+            return f"the shard remembers {settings.ended_max} ended tasks for their keys"
         return None
 
     def _reply(self, request_id: str, task_id: str, decision: Decision, now: int) -> Reply:
@@ -1141,13 +1144,13 @@ class Shard:
         picked = self._dispatch.pick(now, partitions_of)
         return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in picked]
 
-    def not_sent(self, task_ids: Sequence[str]) -> None:
+    def not_sent(self, task_ids: Sequence[str], now: int) -> None:
         """Ready records of these tasks, in the order of `dispatch`, may not have been taken: they go out anew."""
         for task_id in reversed(task_ids):
             task = self.state.tasks.get(task_id)
             if task is not None and task.status is Status.PENDING:
                 self._suspects.add(task_id)  # a worker may have it after all
-                self._dispatch.not_sent(task)
+                self._dispatch.not_sent(task, now)
 
     def _ready(self, task: Task, is_again: bool) -> ReadyTask:
         spec = task.spec
@@ -1194,7 +1197,13 @@ class Shard:
         rest: dict[DepthKey, list[DepthKey]] = {}
         for queue, priority, tenant_id in ranked[STATS_MAX:]:
             rest.setdefault((queue, priority, ""), []).append((queue, priority, tenant_id))
-        found += [self._queue_stats(key, members, pending, throttled, oldest) for key, members in rest.items()]
+        joined = list(rest.items())
+        if len(joined) > STATS_MAX:  # names without end: their sum, by priority
+            by_priority: dict[DepthKey, list[DepthKey]] = {}
+            for (_, priority, _), members in joined[STATS_MAX:]:
+                by_priority.setdefault(("", priority, ""), []).extend(members)
+            joined = [*joined[:STATS_MAX], *by_priority.items()]
+        found += [self._queue_stats(key, members, pending, throttled, oldest) for key, members in joined]
         return ShardStats(shard=self.shard, epoch=self.state.epoch, at=now, queues=tuple(found))
 
     def _queue_stats(

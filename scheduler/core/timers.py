@@ -15,6 +15,9 @@ class Timers:
     def __len__(self) -> int:
         return len(self._due)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._due
+
     def set(self, key: str, at: int) -> None:
         """Let `key` be due at `at`, and at no other instant."""
         if self._due.get(key) != at:

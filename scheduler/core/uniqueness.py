@@ -6,7 +6,8 @@ there, and how it stands decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -18,20 +19,21 @@ from schemas.limits import DURATION_MS_MAX
 from schemas.messages import EndedTask, Outcome, Status, SubmitTask, Task, TaskUpdated, Uniqueness, UniqueScope
 
 KEY_MAX = 255
+OTHERS_MAX = 16  # tasks under one root that are looked at: those that ended are remembered for a while
 THERE_IS_ONE = "another task stands for it"
 
 
 class Uniques:
-    """The task that came last under each root. Derived from the tasks and what is remembered of those that ended."""
+    """The tasks under each root, oldest first. Derived from the tasks and what is remembered of those that ended."""
 
     def __init__(self) -> None:
-        self._latest: dict[str, str] = {}
+        self._by_root: dict[str, dict[str, None]] = {}
 
     def note(self, task_id: str) -> None:
-        """A task was submitted; those without a root are none of these."""
+        """A task was submitted, or is run again; those without a root are none of these."""
         root = unique_root(task_id)
         if root is not None:
-            self._latest[root] = task_id
+            self._by_root.setdefault(root, {})[task_id] = None
 
     def derive(self, known: Iterable[Task | EndedTask]) -> None:
         """Take all that is known, in any order."""
@@ -39,19 +41,23 @@ class Uniques:
         for one in sorted(rooted, key=lambda one: (one.created_at, one.task_id)):
             self.note(one.task_id)
 
-    def latest(self, task_id: str) -> str | None:
-        """The task that came last under the root of this one."""
+    def latest(self, task_id: str) -> Sequence[str]:
+        """The tasks under the root of this one, the latest first; of many those that came last."""
         root = unique_root(task_id)
-        return None if root is None else self._latest.get(root)
+        tasks = self._by_root.get(root) if root is not None else None
+        return () if tasks is None else tuple(itertools.islice(reversed(tasks), OTHERS_MAX))
 
     def forget(self, task_id: str) -> None:
         """Nothing is known of a task any more."""
         root = unique_root(task_id)
-        if root is not None and self._latest.get(root) == task_id:
-            del self._latest[root]
+        tasks = self._by_root.get(root) if root is not None else None
+        if root is not None and tasks is not None:
+            tasks.pop(task_id, None)
+            if not tasks:
+                del self._by_root[root]
 
     def __len__(self) -> int:
-        return len(self._latest)
+        return sum(map(len, self._by_root.values()))
 
 
 class Standing(NamedTuple):
@@ -104,7 +110,7 @@ def _debounced(known: Task | EndedTask, request: SubmitTask, unique: Uniqueness,
 def quiet_until(unique: Uniqueness, created_at: int, now: int) -> int:
     """When a debounced task is due: after the quiet time, but no later than its bound after the first submission."""
     due_at = now + unique.window_ms * 1_000
-    return due_at if unique.max_ms is None else max(now + 1, min(due_at, created_at + unique.max_ms * 1_000))
+    return due_at if unique.max_ms is None else max(now, min(due_at, created_at + unique.max_ms * 1_000))
 
 
 def rested(request: SubmitTask, now: int) -> SubmitTask:

@@ -27,9 +27,11 @@ from schemas.messages import (
     DiscardTask,
     ErrorKind,
     Jitter,
+    LimitPolicy,
     Message,
     MisfirePolicy,
     OverlapPolicy,
+    Policy,
     Priority,
     QueuePolicy,
     ReadyTask,
@@ -61,6 +63,14 @@ QUEUES = ("default", "bulk")
 HEARTBEAT_US = 2_000_000
 SECOND = 1_000_000
 SCHEDULES = 4
+CHANGING = (
+    LimitPolicy(name="a-queue", set_at=1, key="{queue}", count=2),
+    LimitPolicy(name="a-queue", set_at=1, key="{queue}", count=4),
+    LimitPolicy(name="a-queue", set_at=1, count=1, is_removed=True),
+    LimitPolicy(name="b-account", set_at=1, key="{metadata.account}", count=1),
+    LimitPolicy(name="b-account", set_at=1, key="{metadata.account}", count=3, period_ms=1_000),
+    LimitPolicy(name="b-account", set_at=1, count=1, is_removed=True),
+)
 
 
 class Client:
@@ -90,8 +100,8 @@ class Client:
         if rng.random() < 0.12:
             self._send(self._of_schedule())
             return
-        if rng.random() < 0.05:
-            self._pause_or_resume()
+        if rng.random() < 0.08:
+            self._pause_or_resume() if rng.random() < 0.6 else self._change_a_limit()
             return
         request = self._submission() if not self._ids or rng.random() < 0.5 else self._change(rng.choice(self._ids))
         if request is None:
@@ -112,9 +122,17 @@ class Client:
         self._world.say("client", f"bulk is {'paused' if policy.is_paused else 'resumed'}")
         self._world.land(policy_entry(policy, self._codec))
 
-    def resumed(self) -> Entry:
-        """At the end no queue is paused."""
-        return policy_entry(QueuePolicy(queue="bulk", set_at=self._world.now), self._codec)
+    def _change_a_limit(self) -> None:
+        """Beside those that always hold: limits that come, change their kind, and go."""
+        limit = self._world.rng.choice(CHANGING)
+        self._world.say("client", f"limit {limit.name} is {limit}")
+        self._world.land(policy_entry(limit, self._codec))
+
+    def settled(self) -> list[Entry]:
+        """At the end no queue is paused, and of the changing limits none holds."""
+        policies: list[Policy] = [QueuePolicy(queue="bulk", set_at=self._world.now)]
+        policies += [limit for limit in CHANGING if limit.is_removed]
+        return [policy_entry(policy, self._codec) for policy in policies]
 
     def _send(self, request: Request) -> None:
         rng, task_id = self._world.rng, entity_id_of(request)

@@ -77,7 +77,8 @@ class Simulation:
             self._turn(self.world.rng.choice((1_000, 10_000, 100_000, 400_000)))
         self.world.say("world", "calm")
         self.world.faults = Faults.none()
-        self.world.land(self.client.resumed())
+        for entry in self.client.settled():
+            self.world.land(entry)
         for scheduler in self.schedulers:
             scheduler.wakes_at = 0
         for worker in self.workers:

@@ -32,9 +32,9 @@ def test_without_a_word_nothing_is_bounded() -> None:
     assert admitted(SubmitRates(AdmissionSettings()), TENANT, 0, 1_000) == 1_000
 
 
-@pytest.mark.parametrize(("parts", "burst"), [(1, 800), (8, 125)])
+@pytest.mark.parametrize(("parts", "burst"), [(1, 800), (8, 133)])
 def test_a_tenant_may_submit_at_its_rate_and_ten_seconds_worth_at_once(parts: int, burst: int) -> None:
-    """A part may take a quarter more at once than its share of the burst."""
+    """A part may take more at once than its share of the burst, by what chance may give it."""
     rates = SubmitRates(AdmissionSettings(tenant_submits_per_s=80), parts)
     assert admitted(rates, TENANT, 0, 10_000) == burst
     taken = sum(admitted(rates, TENANT, tenth * SECOND // 10, 100) for tenth in range(1, 101))
@@ -59,9 +59,21 @@ def test_what_an_operator_says_of_a_tenant_goes_before_the_settings() -> None:
 
 def test_a_rate_below_its_parts_still_lets_something_in() -> None:
     rates = SubmitRates(AdmissionSettings(tenant_submits_per_s=1), parts=64)
-    assert admitted(rates, TENANT, 0, 10) == 1
-    assert admitted(rates, TENANT, 63 * SECOND, 10) == 0
-    assert admitted(rates, TENANT, 64 * SECOND, 10) == 1
+    assert admitted(rates, TENANT, 0, 10) == 3
+    taken = sum(admitted(rates, TENANT, second * SECOND, 1) for second in range(1, 641))
+    assert taken == 10
+
+
+def test_what_waited_for_a_scheduler_was_not_submitted_in_a_burst() -> None:
+    """A minute of a tenant's records is decided at once: they count by when they were submitted."""
+    rates = SubmitRates(AdmissionSettings(tenant_submits_per_s=100), parts=1)
+    assert all(rates.refusal(TENANT, number * SECOND // 50) is None for number in range(3_000))
+
+
+def test_who_names_no_tenant_is_not_held_to_what_a_tenant_may() -> None:
+    rates = SubmitRates(AdmissionSettings(tenant_submits_per_s=1))
+    assert admitted(rates, TenantPolicy(tenant_id="default", set_at=0), 0, 1_000) == 1_000
+    assert admitted(rates, TenantPolicy(tenant_id="default", set_at=0, submits_per_s=2), 0, 1_000) == 20
 
 
 def test_a_clock_that_goes_back_gives_and_takes_nothing() -> None:
@@ -80,12 +92,12 @@ def test_of_tenants_that_come_and_go_nothing_is_kept(monkeypatch: pytest.MonkeyP
 
 
 def test_a_queue_takes_no_more_than_its_bound_until_some_have_started() -> None:
-    admits = Admission(AdmissionSettings(queue_pending_max=10), Policies(), shards=4)
-    for _ in range(3):
+    admits = Admission(AdmissionSettings(queue_pending_max=400), Policies(), shards=4)
+    for _ in range(100 + 3 * 10 + 3):  # its part, and what chance may give it
         assert admits.refusal(spec(), 0) is None
         admits.enters(waiting())
     refused = admits.refusal(spec(), 0)
-    assert refused == (Outcome.OVERLOADED, "queue default has its bound of 10 waiting tasks")
+    assert refused == (Outcome.OVERLOADED, "queue default has its bound of 400 waiting tasks")
     assert admits.refusal(spec(queue="other"), 0) is None
     admits.leaves(waiting())
     assert admits.refusal(spec(), 0) is None

@@ -256,10 +256,10 @@ def test_what_was_not_sent_goes_out_again_in_its_order_and_the_window_stays() ->
     dispatch = offered(*tasks)
     first = sent(dispatch)
     for one in reversed(tasks[:3]):
-        dispatch.not_sent(one)
+        dispatch.not_sent(one, 0)
     assert sent(dispatch) == first[:3]
     dispatch.started("0")
-    dispatch.not_sent(tasks[0])  # heard of too late: it was there, and was started
+    dispatch.not_sent(tasks[0], 0)  # heard of too late: it was there, and was started
     assert sent(dispatch) == [str(WINDOW_START)]
 
 

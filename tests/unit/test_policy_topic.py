@@ -133,6 +133,6 @@ def test_there_are_only_so_many_but_those_that_are_there_can_change(monkeypatch:
     assert policies.put(paused("b")) == "there are 2 policies already"
     assert policies.put(LimitPolicy(name="b", set_at=0, count=1)) == "there are 2 policies already"
     assert not policies.is_paused("b")
-    assert not policies.has_limits()
+    assert policies.limits() == []
     assert policies.put(paused("a", is_paused=False)) is None
     assert not policies.is_paused("a")

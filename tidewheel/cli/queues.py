@@ -189,7 +189,7 @@ def _line(view: QueueView) -> Text:
 
 
 def _queue_table(queues: Sequence[QueueView]) -> Table:
-    table = _table("QUEUE", "", "WAIT", "RUN", "STARTS/S", "OLDEST", "HIGH/MEDIUM/LOW")
+    table = _table("QUEUE", "", "WAIT", "LIMITED", "RUN", "STARTS/S", "OLDEST", "HIGH/MEDIUM/LOW")
     now = now_us()
     for one in queues:
         by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
@@ -201,23 +201,24 @@ def _queue_table(queues: Sequence[QueueView]) -> Table:
         if one.pause_reason:
             state.append(f": {plain(one.pause_reason)}", "dim")
         oldest = "" if one.oldest_at is None else relative(one.oldest_at, now)
-        counts = (f"{one.pending:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
+        counts = (f"{one.pending:,}", f"{one.throttled:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
         table.add_row(plain(one.queue), state, *counts, oldest, by_priority)
     return table
 
 
 def _tenant_table(tenants: Sequence[TenantView]) -> Table:
-    table = _table("TENANT", "WEIGHT", "WAIT", "RUN", "STARTS/S")
+    table = _table("TENANT", "WEIGHT", "WAIT", "RUN", "STARTS/S", "SUBMITS/S", "MAY WAIT")
     for one in tenants:
         counts = (f"{one.weight:,}", f"{one.pending:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
-        table.add_row(plain(one.tenant_id), *counts)
+        bounds = ("" if bound is None else f"≤ {bound:,}" for bound in (one.submits_per_s, one.pending_max))
+        table.add_row(plain(one.tenant_id), *counts, *bounds)
     return table
 
 
 def _table(*headers: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for header in headers:
-        is_number = header in ("WEIGHT", "WAIT", "RUN", "STARTS/S")
+        is_number = header in ("WEIGHT", "WAIT", "LIMITED", "RUN", "STARTS/S", "SUBMITS/S", "MAY WAIT")
         table.add_column(header, justify="right" if is_number else "left", no_wrap=header != "")
     return table
 
