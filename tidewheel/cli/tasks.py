@@ -79,10 +79,7 @@ def submit(
         "delay_seconds": seconds("--delay", delay),
         "scheduled_at": instant("--at", at),
         "idempotency_key": key,
-        # Chosen here, so that it can be told even if the answer is lost.
-        "task_id": task_id
-        if task_id is not None or key is not None or unique is not None or debounce is not None
-        else uuid7(time.time_ns() // 1_000_000, getrandbits),
+        "task_id": _own_id(key, unique, debounce) if task_id is None else task_id,
         "unique": _unique(unique, unique_for),
         "debounce": _debounce(debounce, quiet),
         "timeout_seconds": seconds("--timeout", timeout),
@@ -103,6 +100,11 @@ def submit(
         )
         note(f"→ to wait: tidewheel status {submitted.task_id} --wait 60{connected.options}")
     return Exit.OK
+
+
+def _own_id(*keys: str | None) -> str | None:
+    """An id chosen here, so that it can be told even if the answer is lost; None: it is made of a key."""
+    return uuid7(time.time_ns() // 1_000_000, getrandbits) if all(key is None for key in keys) else None
 
 
 def _unique(key: str | None, how_long: str | None) -> dict[str, Any] | None:
