@@ -169,13 +169,6 @@ def _after_reading(let_go: Callable[..., None], slots: Slots, now: int) -> None:
         let_go(slots, now)
 
 
-def _settled_at_once(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
-    evolve(shard, event)
-    known = shard.known(event.entity_id)
-    if shard._is_loaded and known is not None:
-        shard._dispatch.gate.settle(known, event.at)
-
-
 def _used_when_granted(fold: Callable[..., None], limiter: Limiter, name: str, changed: LimitChanged, at: int) -> None:
     fold(limiter, name, changed, at)
     granted = tuple(attempt for grant in changed.granted for attempt in grant.attempts)
@@ -240,7 +233,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "limits-not-in-the-checkpoint": lambda: _around(
         Shard, "entity", lambda entity, shard, key: None if key.startswith("limit/") else entity(shard, key)
     ),
-    "permits-back-before-acknowledgement": lambda: _around(Shard, "evolve", _settled_at_once),
     "tokens-come-back-from-the-grant-on": lambda: _around(Limiter, "fold", _used_when_granted),
     "time-between-owners-counts": lambda: _instead(Limiter, "change_clock", None),
     "tokens-of-starts-come-back": lambda: _around(

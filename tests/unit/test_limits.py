@@ -14,6 +14,7 @@ from scheduler.core.policies import Policies
 from scheduler.core.shard import Effects, Shard, ShardSettings, Source
 from schemas.ids import shard_of
 from schemas.messages import (
+    AttemptReturned,
     AttemptStarted,
     AttemptSucceeded,
     CancelTask,
@@ -126,7 +127,7 @@ class Pair:
 
 def ids(*numbers: int) -> list[str]:
     """Ids of tasks of shard 0."""
-    found = [f"t{number}" for number in range(100) if shard_of(f"t{number}", 2) == 0]
+    found = [f"t{number}" for number in range(200) if shard_of(f"t{number}", 2) == 0]
     return [found[number] for number in numbers]
 
 
@@ -166,6 +167,94 @@ def test_an_attempt_whose_start_and_end_come_together_gives_back_what_it_held(pa
     pair._follow(0, both)
     pair.settle()
     assert pair.out == [a, b]
+
+
+def test_a_permit_is_given_back_when_the_end_is_in_the_log_and_not_before(pair: Pair) -> None:
+    (a,) = ids(0)
+    pair.submit(a)
+    pair.settle()
+    pair.start(a)
+    pair.settle()
+    report = AttemptSucceeded(task_id=a, attempt=1, worker_id="w", finished_at=pair.now)
+    ended = pair.shards[0].handle(report, Source(TASK_REPORTS, 9), pair.now)
+    pair.settle()
+    assert pair.holders() == [f"{a}:1"]
+    pair._follow(0, ended)
+    pair.settle()
+    assert pair.holders() == []
+
+
+def test_two_limits_that_come_one_after_the_other_do_not_wait_for_each_other(pair: Pair) -> None:
+    """One holds the later key, and would wait for the earlier one that another has, who waits for the later one."""
+    a, b = ids(0, 1)
+    pair.submit(a)
+    pair.settle()
+    pair.policies.put(QueuePolicy(queue="default", set_at=1, is_paused=True))
+    pair.settle()
+    earlier = LimitPolicy(name="-", set_at=2, count=1)  # before all digits
+    pair.submit(b)
+    pair.policies.put(earlier)
+    pair.policies.put(QueuePolicy(queue="default", set_at=3))
+    for _ in range(10):
+        pair.settle()
+        pair.passes(CHECK_US)
+    assert len(set(pair.out)) == 1
+    (first,) = set(pair.out)
+    pair.start(first)
+    pair.end(first)
+    for _ in range(10):
+        pair.settle()
+        pair.passes(CHECK_US)
+    assert set(pair.out) == {a, b}
+
+
+def test_running_attempts_of_a_concurrency_that_became_a_rate_do_not_hold_it_up(pair: Pair) -> None:
+    a, b = ids(0, 1)
+    pair.submit(a)
+    pair.submit(b)
+    pair.settle()
+    pair.start(a)
+    pair.settle()
+    pair.policies.put(LimitPolicy(name=LIMIT.name, set_at=2, count=10, period_ms=1_000, burst=1))
+    for _ in range(5):
+        pair.settle()
+        pair.passes(SECOND)
+    assert set(pair.out) == {a, b}
+
+
+def test_a_record_that_comes_back_waits_at_the_gate_that_came_meanwhile(pair: Pair) -> None:
+    a, b = ids(0, 1)
+    for task_id in (a, b):
+        pair.submit(task_id, queue="free")
+    pair.policies.put(LimitPolicy(name=LIMIT.name, set_at=2, count=1, is_removed=True))
+    pair.settle()
+    assert pair.out == [a, b]
+    pair.policies.put(LIMIT)
+    pair.settle()
+    for task_id in (a, b):
+        returned = AttemptReturned(
+            task_id=task_id, attempt=1, worker_id="w", returned_at=pair.now, is_started=False, reason="later"
+        )
+        pair._handle(returned, TASK_REPORTS)
+    pair.settle()
+    assert len(pair.out) == 3, "one of them again"
+
+
+def test_wishes_that_nobody_has_any_more_are_withdrawn(pair: Pair) -> None:
+    tasks = ids(*range(40))
+    pair.submit(tasks[0])
+    pair.settle()
+    for _ in range(8):
+        for task_id in tasks[1:]:
+            pair.submit(task_id)
+        pair.settle()
+        for task_id in tasks[1:]:
+            pair.cancel(task_id)
+        pair.passes(60 * SECOND)
+        pair.shards[0].forget_ended(pair.now)
+        pair.settle()
+    wished = pair.shards[1]._limits.limiter._keys[KEY].asked
+    assert len(wished) <= 150
 
 
 def test_a_question_that_is_lost_is_asked_again(pair: Pair) -> None:
