@@ -15,7 +15,12 @@ FIRST_SEED = int(os.environ.get("SIMULATION_FIRST_SEED", "0"))
 CHUNK = 25
 MUTANT_SEEDS_MAX = 100
 # Mutants that few seeds notice: from where on one does.
-RARE = {"late-record-accepted": 400, "time-between-owners-counts": 400, "loaded-without-proof": 100}
+RARE = {
+    "late-record-accepted": 400,
+    "time-between-owners-counts": 400,
+    "loaded-without-proof": 100,
+    "view-always-believed": 600,
+}
 
 
 @pytest.mark.slow
