@@ -301,3 +301,27 @@ def test_a_decision_holds_no_more_than_an_event_has_room_for() -> None:
     while limiter.next_at() == 0:
         counts.append(len(granted(limiter)))
     assert counts == [2_000, 2_000, 1_000]
+
+
+@pytest.mark.parametrize("strategy", [LimitStrategy.REJECT, LimitStrategy.CANCEL_OLDEST])
+def test_nobody_has_to_go_while_there_is_room(strategy: LimitStrategy) -> None:
+    """More ask than one decision may grant: the others are granted in the next one."""
+    limiter = Limiter(lambda key: Concurrency(5_000, strategy))
+    for shard in range(6):
+        limiter.ask(KEY, shard, wishes(*(f"{shard}-{number}" for number in range(500))), is_whole=True)
+    cancelled = []
+    while limiter.next_at() == 0:
+        cancelled += [one for decided in limiter.decide(0) for one in decided.cancelled]
+    assert cancelled == []
+    held = limiter.held(KEY)
+    assert held is not None
+    assert len(held.holders) == 3_000
+
+
+def test_looking_again_and_again_leaves_nothing_behind() -> None:
+    limiter = Limiter(lambda key: Rate(1, 86_400 * SECOND, 1))
+    limiter.ask(KEY, 0, wishes("a", "b"), is_whole=True)
+    for second in range(1_000):
+        limiter.decide(second * SECOND)
+        limiter.ask(KEY, 0, [], is_whole=False)
+    assert len(limiter._due) <= 1

@@ -281,3 +281,16 @@ def test_what_nobody_starts_is_not_sent_again_while_its_topic_cannot_take_it() -
     assert dispatch.pick(RESEND_US, lambda *_: 0) == []
     assert sent(dispatch, 2 * RESEND_US) == ["a"]
     assert dispatch.next_at() == 4 * RESEND_US
+
+
+def test_a_paused_queue_whose_workers_were_full_does_not_wake_its_shard_again_and_again() -> None:
+    policies = Policies()
+    dispatch = Dispatch(policies)
+    for one in (task("a"), task("b")):
+        dispatch.offer(one, 0)
+    sent(dispatch)
+    dispatch.given_back(task("a"), 0, is_full=True)
+    policies.put(QueuePolicy(queue="default", set_at=0, is_paused=True))
+    assert sent(dispatch, now=2 * PROBE_US) == []
+    at = dispatch.next_at()
+    assert at is None or at > 2 * PROBE_US

@@ -9,7 +9,17 @@ import pytest
 
 from scheduler.core.shard import Shard, ShardSettings
 from schemas.ids import shard_of, unique_root, unique_root_of
-from schemas.messages import Outcome, Status, Task, TaskUpdated, Uniqueness, UniqueScope
+from schemas.messages import (
+    Outcome,
+    RedriveTask,
+    RetryPolicy,
+    Status,
+    Task,
+    TaskSpec,
+    TaskUpdated,
+    Uniqueness,
+    UniqueScope,
+)
 from tests.cases.shard_stage import START, ShardStage
 
 SECOND = 1_000_000
@@ -163,3 +173,36 @@ def test_what_a_producer_may_not_write_is_refused_with_the_field(unique: Uniquen
     ((_, reply),) = effects.replies
     assert reply.outcome is Outcome.INVALID
     assert (reply.detail or "").startswith(said)
+
+
+def test_a_debounced_task_whose_bound_has_come_is_released_in_the_same_turn() -> None:
+    desk = Desk(rule(UniqueScope.DEBOUNCE, 1, max_seconds=3))
+    desk.submit()
+    for _ in range(200):
+        desk.stage.now += SECOND // 50
+        desk.submit()
+        desk.stage.let_time_work()
+    task = desk.task(1)
+    assert task is not None
+    assert task.status is Status.PENDING
+
+
+def test_a_task_that_is_run_again_stands_for_others_again() -> None:
+    desk = Desk(rule(UniqueScope.LIVE))
+    desk.submit(retry=RetryPolicy(max_attempts=1))
+    desk.stage.start(f"{ROOT}.1")
+    desk.stage.fail(f"{ROOT}.1")
+    ended = desk.stage.shard.state.ended[f"{ROOT}.1"]
+    shown = Task(
+        task_id=f"{ROOT}.1",
+        spec=TaskSpec(task_type="t", unique=desk.unique),
+        status=Status.DEAD,
+        version=ended.version,
+        attempt=ended.attempt,
+        created_at=ended.created_at,
+        updated_at=ended.ended_at,
+    )
+    desk.passes(60)
+    assert desk.stage.shard.known(f"{ROOT}.1") is None
+    desk.stage.request(RedriveTask(request_id="r", task=shown, view_offset=10**6, reply_to=0))
+    assert desk.submit() == (Outcome.DUPLICATE, f"{ROOT}.1")
