@@ -95,7 +95,8 @@ class Engine:
     def start(self) -> None:
         """Open the files, load the shards, begin to work. Raises Fatal if that can't be done; then nothing is left."""
         log_as_a_library()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.stop)
             self._files.enter_context(tuned())
             self._open()
             self._parts.run("scheduler", self._run_scheduler)
@@ -106,29 +107,23 @@ class Engine:
             self._parts.wait_until("the view has caught up", self._has_caught_up, START_S)
             if self.settings.port is not None:
                 self._start_api(self.settings.port)
-            if self._app is not None and self.settings.has_worker and len(self._app.registry):
-                self._start_worker(self._app)
-        except BaseException:
-            self.stop()
-            raise
-        if self._app is not None:
-            self._app.use(LocalBackend(self.service))
-            self._sync(self._app)
+            if self._app is not None:
+                self._begin_for(self._app)
+            undo.pop_all()
 
-    def _sync(self, app: App) -> None:
-        """Limits first: what schedules submit may be limited."""
-        try:
-            if len(app.limits):
-                _log.info("limits are as declared", **msgspec.structs.asdict(app.limits.sync()))
-            if len(app.schedules):
-                report = app.schedules.sync()
-                _log.info("schedules are as declared", **msgspec.structs.asdict(report))
-                if report.gone:
-                    hint = "schedules that the app declares no more go on; tidewheel cron delete ends them"
-                    _log.warning(hint, names=report.gone)
-        except BaseException:
-            self.stop()
-            raise
+    def _begin_for(self, app: App) -> None:
+        """Work for an application, with limits and schedules as it declares them."""
+        if self.settings.has_worker and len(app.registry):
+            self._start_worker(app)
+        app.use(LocalBackend(self.service))
+        if len(app.limits):  # first: what schedules submit may be limited
+            _log.info("limits are as declared", **msgspec.structs.asdict(app.limits.sync()))
+        if len(app.schedules):
+            report = app.schedules.sync()
+            _log.info("schedules are as declared", **msgspec.structs.asdict(report))
+            if report.gone:
+                hint = "schedules that the app declares no more go on; tidewheel cron delete ends them"
+                _log.warning(hint, names=report.gone)
 
     def stop(self, grace_s: float | None = None) -> None:
         """Finish what runs, within the grace; then stop part by part and close the files. Idempotent.

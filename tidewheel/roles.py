@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from random import Random, SystemRandom
@@ -79,7 +80,7 @@ class Shared(NamedTuple):
         return AwaitedView(lambda: CassandraView(cassandra))
 
 
-class Role:
+class Role(ABC):
     """One thing that a process does. `connect`, `start`, then once each `stop` (if it brings work), `end`, `close`."""
 
     name: ClassVar[str]
@@ -95,30 +96,30 @@ class Role:
             self._open(shared, files)
             self._files = files.pop_all()
 
+    @abstractmethod
     def _open(self, shared: Shared, files: ExitStack) -> None:
         """Reach what it needs; `files` closes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self, parts: Parts) -> None:
         """Begin to work, in threads."""
-        raise NotImplementedError
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 (most roles bring none)
         """Take nothing new; what runs may end. Only of those that bring work."""
 
-    def hurry(self) -> None:
+    def hurry(self) -> None:  # noqa: B027 (most have no grace)
         """Shorten what is left of the grace to nothing."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 (some look at `parts.stopping` alone)
         """End, now that `parts.stopping` is set: wake what waits."""
 
     def close(self) -> None:
         """Release what it holds, once its threads have ended."""
         self._files.close()
 
+    @abstractmethod
     def liveness(self, stalled_s: float) -> PartHealth:
         """Whether its loops go on; one that made no turn for `stalled_s` does not."""
-        raise NotImplementedError
 
     def readiness(self, stalled_s: float) -> PartHealth:
         """Whether it does its work now."""
@@ -132,9 +133,9 @@ class Role:
         """What waits for its time in its shards; None: it has nothing to do with shards."""
         return None
 
+    @abstractmethod
     def collectors(self) -> tuple[Collector, ...]:
         """Its metrics."""
-        raise NotImplementedError
 
 
 class SchedulerRole(Role):

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from schemas.messages import ReadyTask
 from workers import execution
+from workers.batches import Items
 from workers.context import Context, SaveCheckpoint, enter, leave
 from workers.errors import TaskCancelled
 from workers.execution import Cancelled, Outcome
@@ -105,18 +106,40 @@ Unit: TypeAlias = Call | BatchCall
 Finished: TypeAlias = Sequence[tuple[Call, Outcome]]
 
 
+class _Finishing:
+    """The outcomes of attempts, as they become known. Used as a context around what users wrote.
+
+    Whatever leaves their code inside it, SystemExit too, is the outcome of each attempt that has none yet: it is a
+    failure of the handler, and not the end of the worker.
+    """
+
+    __slots__ = ("_calls", "_now_us", "finished")
+
+    def __init__(self, calls: Sequence[Call], now_us: NowUs) -> None:
+        self._calls, self._now_us = calls, now_us
+        self.finished: list[tuple[Call, Outcome]] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if error is not None:
+            told = {call for call, _ in self.finished}
+            self.finished += [(one, outcome_of(error, one, self._now_us)) for one in self._calls if one not in told]
+        return True
+
+
 def finish(unit: Unit, now_us: NowUs) -> Finished:
     """Run a `def` handler here and now, for one attempt or several. Whatever it raises is an outcome of each."""
     if isinstance(unit, Call):
         return [(unit, perform(unit, now_us))]
-    calls = unit.calls
-    finished: list[tuple[Call, Outcome]] = []
-    try:
-        fitting, arguments = _sorted_out(calls, finished, now_us)
-        if fitting:
-            finished += _outcomes(fitting, unit.handler.function(**arguments), now_us)
-    except BaseException as error:
-        finished += _fallen(error, calls, finished, now_us)
+    fitting, items, finished = _sorted_out(unit.calls, now_us)
+    if fitting:
+        finishing = _Finishing(fitting, now_us)
+        with finishing:
+            returned = unit.handler.function(**_arguments(fitting, items))
+            finishing.finished += _outcomes(fitting, returned, now_us)
+        finished += finishing.finished
     return finished
 
 
@@ -124,34 +147,37 @@ async def finish_async(unit: Unit, now_us: NowUs) -> Finished:
     """Run an `async def` handler in the current asyncio task. Whatever it raises is an outcome of each attempt."""
     if isinstance(unit, Call):
         return [(unit, await perform_async(unit, now_us))]
-    calls = unit.calls
-    finished: list[tuple[Call, Outcome]] = []
-    try:
-        fitting, arguments = _sorted_out(calls, finished, now_us)
-        if fitting:
-            finished += _outcomes(fitting, await unit.handler.function(**arguments), now_us)
-    except BaseException as error:
-        finished += _fallen(error, calls, finished, now_us)
+    fitting, items, finished = _sorted_out(unit.calls, now_us)
+    if fitting:
+        finishing = _Finishing(fitting, now_us)
+        with finishing:
+            returned = await unit.handler.function(**_arguments(fitting, items))
+            finishing.finished += _outcomes(fitting, returned, now_us)
+        finished += finishing.finished
     return finished
 
 
-def _sorted_out(
-    calls: Sequence[Call], finished: list[tuple[Call, Outcome]], now_us: NowUs
-) -> tuple[list[Call], dict[str, Any]]:
-    """Those whose payloads fit, and the arguments to call the function with for them; the others are finished."""
-    items = calls[0].handler.items if calls else None
-    if items is None:
-        return [], {}
+def _sorted_out(calls: Sequence[Call], now_us: NowUs) -> tuple[list[Call], list[Any], list[tuple[Call, Outcome]]]:
+    """The attempts whose payloads fit, their items, and the others with their outcomes."""
     fitting: list[Call] = []
-    values: list[Any] = []
+    items: list[Any] = []
+    finished: list[tuple[Call, Outcome]] = []
     for call in calls:
-        try:
-            values.append(items.item(call.ready.payload, call.ready.content_type))
-        except Exception as error:  # of that item alone; an item's class may raise anything when it is made
-            finished.append((call, outcome_of(error, call, now_us)))
-        else:
+        finishing = _Finishing([call], now_us)
+        with finishing:  # an item's class may raise anything when it is made
+            items.append(_items_of(call).item(call.ready.payload, call.ready.content_type))
             fitting.append(call)
-    return fitting, items.arguments(values, [call.context for call in fitting])
+        finished += finishing.finished
+    return fitting, items, finished
+
+
+def _arguments(calls: Sequence[Call], items: Sequence[Any]) -> dict[str, Any]:
+    return _items_of(calls[0]).arguments(items, [call.context for call in calls])
+
+
+def _items_of(call: Call) -> Items:
+    assert call.handler.items is not None, "a handler of batches has them"
+    return call.handler.items
 
 
 def _outcomes(calls: Sequence[Call], returned: Any, now_us: NowUs) -> list[tuple[Call, Outcome]]:
@@ -165,34 +191,24 @@ def _outcomes(calls: Sequence[Call], returned: Any, now_us: NowUs) -> list[tuple
     ]
 
 
-def _fallen(
-    error: BaseException, calls: Sequence[Call], finished: Sequence[tuple[Call, Outcome]], now_us: NowUs
-) -> list[tuple[Call, Outcome]]:
-    """What an exception that left the handler means for each item that has no outcome of its own."""
-    told = {call for call, _ in finished}
-    return [(call, outcome_of(error, call, now_us)) for call in calls if call not in told]
-
-
 def perform(call: Call, now_us: NowUs) -> Outcome:
     """Run a `def` handler here and now. Whatever it raises is an outcome."""
-    token = enter(call.context)
-    try:
+    token, finishing = enter(call.context), _Finishing([call], now_us)
+    with finishing:
         arguments = call.handler.arguments(call.ready.payload, call.ready.content_type, call.context)
-        return execution.succeeded(call.handler.function(**arguments))
-    except BaseException as error:  # SystemExit of a handler is its failure, not the worker's end
-        return outcome_of(error, call, now_us)
-    finally:
-        leave(token)
+        finishing.finished.append((call, execution.succeeded(call.handler.function(**arguments))))
+    leave(token)
+    return finishing.finished[0][1]
 
 
 async def perform_async(call: Call, now_us: NowUs) -> Outcome:
     """Run an `async def` handler in the current asyncio task. Whatever it raises is an outcome."""
     enter(call.context)
-    try:
+    finishing = _Finishing([call], now_us)
+    with finishing:
         arguments = call.handler.arguments(call.ready.payload, call.ready.content_type, call.context)
-        return execution.succeeded(await call.handler.function(**arguments))
-    except BaseException as error:
-        return outcome_of(error, call, now_us)
+        finishing.finished.append((call, execution.succeeded(await call.handler.function(**arguments))))
+    return finishing.finished[0][1]
 
 
 def outcome_of(error: BaseException, call: Call, now_us: NowUs) -> Outcome:

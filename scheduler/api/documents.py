@@ -95,4 +95,4 @@ def _schemas(answers: tuple[type, ...]) -> dict[str, Any]:
 def _any_json(kind: type) -> dict[str, Any]:
     if kind is msgspec.Raw:
         return {"description": "Any JSON value, exactly as it was given."}
-    raise NotImplementedError
+    raise NotImplementedError  # so msgspec is told that another type has no schema, and says which it was

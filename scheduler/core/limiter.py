@@ -1,8 +1,8 @@
 """What the home of a limit's key knows: who holds a grant, how full the bucket is, who asks. Pure.
 
 A limit is about attempts. A **rate** lends a token to an attempt, and takes it for used when it hears of the start; a
-**concurrency** lends a permit until it hears of the end. Held, used and given back are facts of the home's log:
-`grant` and `give_back` fold them. Who asks is not: whoever still wants something asks again.
+**concurrency** lends a permit until it hears of the end. Held, used and given back are facts of the home's log, which
+`fold` takes in. Who asks is not: whoever still wants something asks again.
 
 **Why the bucket is exact.** Let attempts start at s_i, and the home hear of it at c_i >= s_i. What is held and not yet
 heard of counts as taken when a grant is decided, and refills from c_i on, not from the grant. Take any interval that
@@ -23,10 +23,9 @@ from scheduler.core.timers import Timers
 from schemas.messages import LimitChanged, LimitGrant, LimitHeld, LimitStrategy, LimitWish
 from schemas.priorities import WEIGHTS
 
-CHECK_US = (
-    10_000_000  # who holds something for so long is asked whether it is still needed; then after twice as long, …
-)
-CHECK_US_MAX = 300_000_000  # … up to this: so long at most a permit is lost whose return was lost
+# Who holds something for so long is asked whether it is still needed; then after twice as long, and so on up to the
+# second: for so long at most a permit is lost whose return was lost.
+CHECK_US, CHECK_US_MAX = 10_000_000, 300_000_000
 _ALL = tuple(WEIGHTS)
 _SEPARATOR = "\n"  # between a key and an attempt
 

@@ -59,7 +59,7 @@ class _Peer:
 
 
 class ShardLimits:
-    """The limits of one shard. `known` tells how a task stands, `free` takes those that may go."""
+    """The limits of one shard. `known` tells how a task of the shard stands."""
 
     def __init__(self, shard: int, shards: int, policies: Policies, gate: Gate, known: Known) -> None:
         self._shard, self._shards = shard, shards

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,11 @@ import pytest
 from schemas.messages import Status, Task
 from tests.cases.test_surface import fields_of, problem
 from tests.harness import Served, eventually, notes
-from tests.unit.surface import Caller, Surface, fresh_name, running
+from tests.unit.surface import Caller, Surface, fresh_name, is_out, ok
 from tidewheel import App
 from workers.errors import RegistrationError
 
 LIMITS, TASKS, QUEUES = "/api/v1/limits", "/api/v1/tasks", "/api/v1/queues"
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
-
-
-def ok(call: Caller, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-    response = call(method, path, **arguments)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
 
 
 def submit(call: Caller, queue: str, **fields: Any) -> str:
@@ -49,10 +29,6 @@ def submit(call: Caller, queue: str, **fields: Any) -> str:
 def status(surface: Surface, task_id: str) -> Status | None:
     known = surface.runtime.live(task_id)
     return known.status if known is not None else None
-
-
-def is_out(surface: Surface, task_id: str) -> bool:
-    return any(host.shard._dispatch.is_out(task_id) for host in surface.runtime.hosts.values())
 
 
 def test_one_at_a_time_means_that_the_next_goes_when_the_first_has_ended(surface: Surface, call: Caller) -> None:

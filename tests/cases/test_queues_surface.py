@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from schemas.messages import CancelTask, Outcome, Reply, Status, Task
 from tests.cases.test_surface import fields_of, problem
-from tests.unit.surface import SHARDS, Caller, Surface, fresh_name, running
+from tests.unit.surface import SHARDS, Caller, Surface, fresh_name, is_out, ok
 
 QUEUES, TENANTS, TASKS = "/api/v1/queues", "/api/v1/tenants", "/api/v1/tasks"
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
-
-
-def ok(call: Caller, method: str, path: str, **arguments: Any) -> dict[str, Any]:
-    response = call(method, path, **arguments)
-    assert response.status_code == 200, response.text
-    return dict(response.json())
 
 
 def submit(call: Caller, queue: str, tenant_id: str = "t", **fields: Any) -> str:
@@ -38,10 +18,6 @@ def submit(call: Caller, queue: str, tenant_id: str = "t", **fields: Any) -> str
     response = call("POST", TASKS, json=body)
     assert response.status_code == 202, response.text
     return str(response.json()["task_id"])
-
-
-def is_out(surface: Surface, task_id: str) -> bool:
-    return any(host.shard._dispatch.is_out(task_id) for host in surface.runtime.hosts.values())
 
 
 def is_pending(surface: Surface, task_id: str) -> bool:

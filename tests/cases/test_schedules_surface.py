@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from schemas.messages import Schedule, Status
 from tests.cases.test_surface import fields_of, problem
-from tests.unit.surface import Caller, Surface, fresh_name, running
+from tests.unit.surface import Caller, Surface, fresh_name
 
 CRON, TASKS = "/api/v1/cron-tasks", "/api/v1/tasks"
 NOON = {"task_type": "a", "cron_expression": "0 12 * * *"}
 PAST = {"from": "2026-01-01T00:00:00Z", "to": "2026-01-03T23:59:59Z"}
 PAST_RUNS = [f"2026-01-0{day}T12:00:00Z" for day in (1, 2, 3)]
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
 
 
 def create(call: Caller, **fields: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,22 +11,9 @@ import pytest
 from scheduler.api.health import Health, PartHealth
 from schemas.limits import BODY_MAX, JSON_INTEGER_DIGITS_MAX, PAYLOAD_MAX
 from schemas.messages import Status, Verdict
-from tests.unit.surface import Caller, Surface, fresh_name, running
+from tests.unit.surface import Caller, Surface, fresh_name
 
 TASKS = "/api/v1/tasks"
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
 
 
 def submit(call: Caller, **fields: Any) -> dict[str, Any]:
@@ -271,13 +257,15 @@ def test_the_size_of_a_payload_is_exact(call: Caller, excess: int) -> None:
 
 
 def test_a_body_beyond_its_bound_is_not_read(call: Caller) -> None:
-    problem(call.post_json(TASKS, b" " * (BODY_MAX + 1)), 413)
+    told = problem(call.post_json(TASKS, b" " * (BODY_MAX + 1)), 413)
+    assert told["type"] == "urn:tidewheel:problem:too-large"
 
     async def endless() -> Any:
         while True:
             yield b" " * 65536
 
-    problem(call("POST", TASKS, content=endless(), headers={"content-type": "application/json"}), 413)
+    told = problem(call("POST", TASKS, content=endless(), headers={"content-type": "application/json"}), 413)
+    assert told["type"] == "urn:tidewheel:problem:too-large", "it was answered, although the body has no end"
 
 
 # --- content (C39-C41) ------------------------------------------------------------------------------------------------
@@ -287,7 +275,10 @@ def test_a_body_beyond_its_bound_is_not_read(call: Caller) -> None:
     "payload", ["NaN", "[Infinity]", "-Infinity", "1e999", "[" * 20_000 + "]" * 20_000, '"\\ud800"']
 )
 def test_what_cannot_be_read_back_is_refused(call: Caller, payload: str) -> None:
-    problem(call.post_json(TASKS, f'{{"task_type":"a","payload":{payload}}}'.encode()), 422)
+    before = call("GET", TASKS).json()["tasks"]
+    told = problem(call.post_json(TASKS, f'{{"task_type":"a","payload":{payload}}}'.encode()), 422)
+    assert told["type"] == "urn:tidewheel:problem:invalid"
+    assert call("GET", TASKS).json()["tasks"] == before, "nothing came of it"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,23 +9,10 @@ import pytest
 from schemas.messages import Status, Task
 from tests.cases.test_surface import fields_of, problem
 from tests.harness import running as running_engine
-from tests.unit.surface import Caller, Surface, fresh_name, running
+from tests.unit.surface import Caller, Surface, fresh_name
 from tidewheel import App, Debounce, Unique
 
 TASKS = "/api/v1/tasks"
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
 
 
 def submit(call: Caller, status: int, **fields: Any) -> str:

@@ -261,3 +261,15 @@ names = itertools.count()
 def fresh_name(prefix: str = "t") -> str:
     """A name that no other test uses."""
     return f"{prefix}{next(names)}"
+
+
+def ok(call: Caller, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+    """The answer to a call that is answered with 200."""
+    response = call(method, path, **arguments)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def is_out(surface: Surface, task_id: str) -> bool:
+    """Whether a ready record of a task is out, and nobody has started it."""
+    return any(host.shard._dispatch.is_out(task_id) for host in surface.runtime.hosts.values())

@@ -6,14 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import msgspec
 import typer
+from rich.text import Text
 
 from scheduler.refusals import Refused
 from tidewheel.app import App
 from tidewheel.cli.client import connected_to
-from tidewheel.cli.edge import CommandError, Exit
+from tidewheel.cli.edge import CommandError, Exit, print_json
 from tidewheel.errors import TidewheelError
 from tidewheel.loading import AppNotLoaded, add_folder_to_path, load_app
+from tidewheel.terminal import console, plain, show
 
 T = TypeVar("T")
 
@@ -43,3 +46,13 @@ def synced(app: str, server: str, sync: Callable[[App], T]) -> T:
             raise
         finally:
             loaded.use(None)
+
+
+def show_report(report: msgspec.Struct, *, is_json: bool) -> None:
+    """What a synchronisation did, by name; a name that is gone from the code stands out."""
+    if is_json:
+        print_json(report)
+        return
+    for what, names in msgspec.structs.asdict(report).items():
+        for name in names:
+            show(console(), Text(f"{what:9}  {plain(name)}", style="yellow" if what == "gone" else ""))

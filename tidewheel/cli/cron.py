@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
-import msgspec
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +16,7 @@ from scheduler.schedule_submission import PREVIEW_DEFAULT, named_schedule_id
 from scheduler.schedule_view import RunView, ScheduleList, ScheduleStatus, ScheduleView
 from schemas.ids import NAME_RULE, is_name
 from tidewheel.backend import Doable
-from tidewheel.cli.apps import AppToLoad, synced
+from tidewheel.cli.apps import AppToLoad, show_report, synced
 from tidewheel.cli.arguments import (
     All,
     Cursor,
@@ -333,13 +332,8 @@ def sync(
 ) -> int:
     """Make and change schedules so that they are as an application declares them. None is deleted."""
     report = synced(app, server, lambda loaded: loaded.schedules.sync())
-    if json:
-        print_json(report)
-        return Exit.OK
-    for what, names in msgspec.structs.asdict(report).items():
-        for name in names:
-            show(console(), Text(f"{what:9}  {plain(name)}", style="yellow" if what == "gone" else ""))
-    if report.gone:
+    show_report(report, is_json=json)
+    if report.gone and not json:
         note("→ those that are gone from the code still fire; tidewheel cron delete ends them")
     return Exit.OK
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +14,7 @@ from scheduler.limit_service import LimitView
 from scheduler.submission import without_none
 from schemas.ids import NAME_RULE, is_name
 from schemas.messages import LimitStrategy
-from tidewheel.cli.apps import AppToLoad, synced
+from tidewheel.cli.apps import AppToLoad, show_report, synced
 from tidewheel.cli.arguments import Debug, Json, Server, pairs_of, seconds
 from tidewheel.cli.client import LOCAL, connected_to
 from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
@@ -98,13 +97,7 @@ def sync(
     debug: Debug = False,
 ) -> int:
     """Let limits hold as an application declares them. None is removed."""
-    report = synced(app, server, lambda loaded: loaded.limits.sync())
-    if json:
-        print_json(report)
-        return Exit.OK
-    for what, names in msgspec.structs.asdict(report).items():
-        for name in names:
-            show(console(), Text(f"{what:9}  {plain(name)}"))
+    show_report(synced(app, server, lambda loaded: loaded.limits.sync()), is_json=json)
     return Exit.OK
 
 
