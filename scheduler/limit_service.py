@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from pydantic import Field
 
-from scheduler.core.limit_keys import STRATEGIES, LimitProblem, limit_of
+from scheduler.core.limit_keys import LimitProblem, limit_of
 from scheduler.instants import format_instant
 from scheduler.operations import Operation, Performer, Steps, at_once, refusing_errors
 from scheduler.ports import Clock
@@ -18,8 +18,6 @@ from scheduler.submission import Body, Duration, ms_of, validated
 from schemas.messages import LimitPolicy, LimitStrategy
 
 T = TypeVar("T")
-
-StrategyName = Annotated[LimitStrategy, Field(strict=False)]
 
 
 class LimitDeclaration(Body):
@@ -41,10 +39,9 @@ class LimitDeclaration(Body):
         description="Which tasks it concerns: fields, and the values they must have; absent: all.",
         examples=[{"queue": "mail"}],
     )
-    strategy: StrategyName | None = Field(
+    strategy: Literal["wait", "cancel_oldest", "reject"] | None = Field(
         None,
         description="What is done with one more than may run at a time: it waits, the oldest is cancelled, or it is.",
-        json_schema_extra={"enum": list(STRATEGIES)},
     )
 
 
@@ -127,7 +124,7 @@ def declared_limit(name: str, declaration: LimitDeclaration, now: int) -> LimitP
         where=declaration.where or {},
         period_ms=ms_of(declaration.period_seconds),
         burst=declaration.burst,
-        strategy=declaration.strategy or LimitStrategy.WAIT,
+        strategy=LimitStrategy(declaration.strategy or "wait"),
     )
     try:
         limit_of(policy)

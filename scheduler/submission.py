@@ -12,7 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -152,7 +152,6 @@ ClassNames = Annotated[tuple[ClassName, ...], Field(strict=False, max_length=CLA
 PriorityName = Annotated[Priority, Field(strict=False)]
 BackoffName = Annotated[Backoff, Field(strict=False)]
 JitterName = Annotated[Jitter, Field(strict=False)]
-UniqueScopeName = Annotated[UniqueScope, Field(strict=False, json_schema_extra={"enum": ["waiting", "live"]})]
 
 
 class Body(BaseModel):
@@ -170,22 +169,22 @@ class Unique(Body):
     """One task stands for all that are submitted under a key: while it waits or lives, or for a time."""
 
     key: Key
-    scope: UniqueScopeName | None = Field(None, description="`waiting`, or `live`: until it has ended, the default.")
+    scope: Literal["waiting", "live"] | None = Field(
+        None, description="`waiting`, or `live`: until it has ended, the default."
+    )
     seconds: Duration | None = Field(None, description="In place of `scope`: so long after the submission.")
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if self.scope is not None and self.seconds is not None:
             raise not_allowed("is given beside scope", "one of the two", "unique.seconds")
-        if self.scope not in (None, UniqueScope.WAITING, UniqueScope.LIVE):
-            raise not_allowed("is not accepted", "waiting or live", "unique.scope")
         return self
 
     def uniqueness(self) -> Uniqueness:
         """What it means to a shard."""
         if self.seconds is not None:
             return Uniqueness(key=self.key, scope=UniqueScope.WINDOW, window_ms=ms_of(self.seconds) or 0)
-        return Uniqueness(key=self.key, scope=self.scope or UniqueScope.LIVE)
+        return Uniqueness(key=self.key, scope=UniqueScope(self.scope or "live"))
 
 
 class Debounce(Body):

@@ -12,6 +12,7 @@ from scheduler.core.limit_keys import home_of
 from scheduler.core.limiter import CHECK_US
 from scheduler.core.policies import Policies
 from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import (
     AttemptReturned,
@@ -19,6 +20,7 @@ from schemas.messages import (
     AttemptSucceeded,
     CancelTask,
     LimitPolicy,
+    LimitWordKind,
     QueuePolicy,
     ShardMessage,
     SubmitTask,
@@ -433,3 +435,15 @@ def test_nothing_is_left_when_all_has_ended(pair: Pair) -> None:
     assert len(set(pair.out)) == 10
     for shard in pair.shards:
         assert (shard.memory()["held"], shard.memory()["limits"], shard.memory()["pending"]) == (0, 0, 0)
+
+
+def test_no_message_outgrows_a_record_however_long_names_and_keys_are(pair: Pair) -> None:
+    limits = pair.shards[0]._limits
+    long_key = "ж" * 200
+    for number in range(3_000):
+        limits._tell(1, LimitWordKind.RETURNED, f"limit/{long_key}{number}", f"{'t' * 128}:1")
+    messages = [message for _, message in limits.messages(pair.now, 1)]
+    assert len(messages) > 1
+    assert all(len(Codec.builtin().encode(message)) < 900_000 for message in messages)
+    assert sum(len(message.words) for message in messages) == 3_000
+    assert [message.number for message in messages] == sorted({message.number for message in messages})

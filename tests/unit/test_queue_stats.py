@@ -120,3 +120,12 @@ def test_those_of_many_tenants_that_have_least_are_told_of_together(monkeypatch:
         for number in range(count):
             at.submit(f"{tenant}{number}", tenant_id=tenant)
     assert [(one.tenant_id, one.pending) for one in at.shard.stats(at.now).queues] == [("a", 3), ("b", 2), ("", 2)]
+
+
+def test_the_stats_of_a_shard_fit_into_a_record_whatever_names_there_are() -> None:
+    stage = ShardStage(Shard(0, ShardSettings(), Random(1), START))
+    for number in range(3_000):
+        stage.submit(f"t{number}", queue=f"{'q' * 120}{number}", tenant_id=f"{'x' * 120}{number}")
+    stats = stage.shard.stats(START)
+    assert len(CODEC.encode(stats)) < 500_000
+    assert sum(one.pending for one in stats.queues) == 3_000

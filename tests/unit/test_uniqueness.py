@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from scheduler.core.shard import Shard, ShardSettings
 from schemas.ids import shard_of, unique_root, unique_root_of
@@ -206,3 +207,16 @@ def test_a_task_that_is_run_again_stands_for_others_again() -> None:
     assert desk.stage.shard.known(f"{ROOT}.1") is None
     desk.stage.request(RedriveTask(request_id="r", task=shown, view_offset=10**6, reply_to=0))
     assert desk.submit() == (Outcome.DUPLICATE, f"{ROOT}.1")
+
+
+def test_what_is_remembered_for_a_window_has_a_bound() -> None:
+    unique = rule(UniqueScope.WINDOW, 3_600)
+    desk = Desk(unique)
+    desk.stage = ShardStage(Shard(0, ShardSettings(ended_max=3), Random(1), START))
+    for number in range(3):
+        task_id = f"{unique_root_of('default', str(number))}.1"
+        desk.stage.submit(task_id, unique=replace(unique, key=str(number)))
+        desk.stage.start(task_id)
+        desk.stage.succeed(task_id)
+    outcome, _ = desk.submit()
+    assert outcome is Outcome.OVERLOADED

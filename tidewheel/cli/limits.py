@@ -117,7 +117,7 @@ def _rule(limit: LimitView) -> str:
 def _table(limits: Sequence[LimitView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for header in ("LIMIT", "ALLOWS", "FOR EACH", "OF"):
-        table.add_column(header, no_wrap=header == "LIMIT")
+        table.add_column(header, overflow="fold")
     for one in limits:
         where = ", ".join(f"{field}={value}" for field, value in one.where.items()) or "all tasks"
         table.add_row(plain(one.name), _rule(one), plain(one.key), plain(where))

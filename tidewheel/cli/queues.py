@@ -31,6 +31,7 @@ def list_queues(server: Server = LOCAL, json: Json = False, debug: Debug = False
         return Exit.OK
     if found.queues:
         show(console(), _queue_table(found.queues))
+        _tell_reasons(found.queues)
     else:
         note("nothing waits or runs, and no queue is paused")
     _tell_missing(found.shards_heard, found.shards)
@@ -181,11 +182,16 @@ def _queue_name(name: str) -> str:
     return name
 
 
+def _state(view: QueueView) -> Text:
+    """What holds it up, if anything does."""
+    holds = {"‖ paused": view.is_paused, "◌ drained": view.is_drained, "▲ crowded": view.is_crowded}
+    held = [text for text, is_so in holds.items() if is_so]
+    return Text(", ".join(held), "yellow") if held else Text("● open", "green")
+
+
 def _line(view: QueueView) -> Text:
-    state = ("‖ paused ", "yellow") if view.is_paused else ("● open   ", "green")
-    if view.is_drained:
-        state = ("◌ drained", "yellow")
-    return Text.assemble(state, f"  {plain(view.queue)}", (f"  {view.pending:,} wait, {view.running:,} run", "dim"))
+    counts = f"  {view.pending:,} wait, {view.running:,} run"
+    return Text.assemble(_state(view), f"  {plain(view.queue)}", (counts, "dim"))
 
 
 def _queue_table(queues: Sequence[QueueView]) -> Table:
@@ -193,17 +199,17 @@ def _queue_table(queues: Sequence[QueueView]) -> Table:
     now = now_us()
     for one in queues:
         by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
-        state = Text("‖ paused", "yellow") if one.is_paused else Text("● open", "green")
-        if one.is_drained:
-            state.append(", drained", "yellow")
-        if one.is_crowded and not one.is_paused:
-            state = Text("● crowded", "yellow")
-        if one.pause_reason:
-            state.append(f": {plain(one.pause_reason)}", "dim")
         oldest = "" if one.oldest_at is None else relative(one.oldest_at, now)
         counts = (f"{one.pending:,}", f"{one.throttled:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
-        table.add_row(plain(one.queue), state, *counts, oldest, by_priority)
+        table.add_row(plain(one.queue), _state(one), *counts, oldest, by_priority)
     return table
+
+
+def _tell_reasons(queues: Sequence[QueueView]) -> None:
+    """Why queues are paused: below the table, where there is room for a sentence."""
+    for one in queues:
+        if one.is_paused and one.pause_reason:
+            note(f"→ {plain(one.queue)} is paused: {plain(one.pause_reason)}")
 
 
 def _tenant_table(tenants: Sequence[TenantView]) -> Table:
@@ -215,11 +221,19 @@ def _tenant_table(tenants: Sequence[TenantView]) -> Table:
     return table
 
 
-def _table(*headers: str) -> Table:
+def _table(name: str, *headers: str) -> Table:
+    """In a narrow terminal the names are folded; figures are never cut."""
     table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(name, overflow="fold", min_width=12)
     for header in headers:
         is_number = header in ("WEIGHT", "WAIT", "LIMITED", "RUN", "STARTS/S", "SUBMITS/S", "MAY WAIT")
-        table.add_column(header, justify="right" if is_number else "left", no_wrap=header != "")
+        is_whole = header != ""
+        table.add_column(
+            header,
+            justify="right" if is_number else "left",
+            no_wrap=is_whole,
+            min_width=len(header) if is_whole else len("◌ drained"),
+        )
     return table
 
 
