@@ -20,6 +20,7 @@ from rich.table import Table
 from benchmarks import (
     api,
     cluster,
+    cluster_backlog,
     cluster_dispatch,
     cluster_losses,
     cluster_schedules,
@@ -46,7 +47,7 @@ BENCHMARKS: Mapping[str, Mapping[str, Benchmark[Any]]] = {
     "embedded": {module.BENCHMARK.name: module.BENCHMARK for module in _EMBEDDED},
     "kafka": {
         benchmark.name: benchmark
-        for module in (on_kafka, cluster_losses, cluster_timers, cluster_schedules, cluster_dispatch)
+        for module in (on_kafka, cluster_losses, cluster_timers, cluster_schedules, cluster_dispatch, cluster_backlog)
         for benchmark in module.BENCHMARKS
     },
 }

@@ -82,7 +82,7 @@ def _measure_timers(options: TimersOptions, folder: Path, say: Say) -> Timers:
         last_ns = due_ns[-1]
         time.sleep(max(0.0, due_ns[0] / 1e9 - time.perf_counter()))
         for number in range(options.kills):
-            restart_s = _kill_and_restart(stage, options.shards)
+            restart_s = kill_and_restart(stage, options.shards)
             say(f"kill {number + 1} of {options.kills}: {restart_s:.1f} s")
         stage.starts.wait_for(count, max(0.0, last_ns / 1e9 - time.perf_counter()) + WAIT_S)
         cpu_s = _scheduler_s(stage) - begun_cpu_s
@@ -160,7 +160,7 @@ def _measure_waiting(options: WaitingOptions, folder: Path, say: Say) -> Waiting
         state = _kept(stage, (SHARD_STATE,))
         restarts_s = []
         for number in range(options.restarts):
-            restarts_s.append(_kill_and_restart(stage, options.shards))
+            restarts_s.append(kill_and_restart(stage, options.shards))
             say(f"restart {number + 1} of {options.restarts}: {restarts_s[-1]:.1f} s")
         restart_mb = _rss(stage).now_mb
         due_ns = _submit_timers(stage, timed, options, options.seed + 1)
@@ -298,15 +298,15 @@ def in_memory(view: TimersView) -> int:
     return sum(window.tasks for window in view.windows if window.level is None)
 
 
-def _kill_and_restart(stage: ClusterStage, shards: int) -> float:
+def kill_and_restart(stage: ClusterStage, shards: int, timeout_s: float = WAIT_S) -> float:
     """From SIGKILL of the scheduler until another one has all shards, in seconds."""
     (victim,) = schedulers(stage)
     begun_s = time.perf_counter()
     victim.kill()
     stage.processes.remove(victim)
     process = stage.start("scheduler")
-    if not wait_until(lambda: timers_of_process(process).shards == shards, WAIT_S, every_s=0.02):
-        raise NothingMeasured(f"{WAIT_S:.0f} s after a kill not all shards are loaded")
+    if not wait_until(lambda: timers_of_process(process).shards == shards, timeout_s, every_s=0.02):
+        raise NothingMeasured(f"{timeout_s:.0f} s after a kill not all shards are loaded")
     return round(time.perf_counter() - begun_s, 3)
 
 

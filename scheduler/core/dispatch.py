@@ -44,10 +44,14 @@ class Dispatched(NamedTuple):
     is_again: bool
 
 
+LaneKey = tuple[str, str]  # queue, task type
+
+
 class _Lane:
     """The pending tasks of one type in one queue, and what is out of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: LaneKey) -> None:
+        self.key = key
         self.waiting = FairQueue()
         self.window = WINDOW_START
         self.out = dict.fromkeys(WEIGHTS, 0)
@@ -79,7 +83,6 @@ class _Lane:
         return not self.waiting and not any(self.out.values())
 
 
-LaneKey = tuple[str, str]  # queue, task type
 PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
 
 
@@ -115,9 +118,7 @@ class Dispatch:
 
     def admit(self, task: Task) -> None:
         """All limits let it go."""
-        spec = task.spec
-        key = spec.queue, spec.task_type
-        self._put(self._lane(key), key, spec.priority, task, is_first=False)
+        self._put(self._lane((task.spec.queue, task.spec.task_type)), task.spec.priority, task, is_first=False)
 
     def follow_policies(self, tasks: Mapping[str, Task], now: int) -> None:
         """Let limits, and what was paused, hold as they are said now for all that is not out yet."""
@@ -128,12 +129,10 @@ class Dispatch:
         queues = None if None in changes else {queue for queue in changes if queue is not None}
         if queues is None:
             self.gate.settle_running(tasks, now)
-        offered = [task for task_id in self._place if self._concerns(task := tasks[task_id], queues)]
-        for task in [*self.gate.take(queues), *offered]:
-            self.offer(task, now)
-
-    def _concerns(self, task: Task, queues: Collection[str] | None) -> bool:
-        return (queues is None or task.spec.queue in queues) and self.gate.concerns(task)
+        in_queues = (one for one, (queue, _) in self._place.items() if queues is None or queue in queues)
+        offered = [task_id for task_id in in_queues if self.gate.concerns(tasks[task_id])]
+        for task_id in [*self.gate.take(queues), *offered]:
+            self.offer(tasks[task_id], now)
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
@@ -174,7 +173,7 @@ class Dispatch:
         if out is not None:
             lane = self._lane(out.lane)
             if self.gate.admits(task, now):
-                self._put(lane, out.lane, out.priority, task, is_first=True)
+                self._put(lane, out.priority, task, is_first=True)
         return out
 
     def unblock(self) -> None:
@@ -262,13 +261,13 @@ class Dispatch:
     def _lane(self, key: LaneKey) -> _Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane()
+            lane = self._lanes[key] = _Lane(key)
         return lane
 
-    def _put(self, lane: _Lane, key: LaneKey, priority: Priority, task: Task, *, is_first: bool) -> None:
+    def _put(self, lane: _Lane, priority: Priority, task: Task, *, is_first: bool) -> None:
         spec = task.spec
         lane.waiting.put(task.task_id, priority, spec.tenant_id, len(spec.payload), is_first=is_first)
-        self._place[task.task_id] = key
+        self._place[task.task_id] = lane.key  # the same for all: there may be a million
 
     def _send(self, task_id: str, out: _Out, partitions: int) -> int:
         load = self._load.setdefault((out.lane[0], out.priority), [])

@@ -26,59 +26,70 @@ def equal_weights(_tenant_id: str) -> int:
     return 1
 
 
+class _Tenant:
+    """The waiting tasks of one tenant in one priority, in their order, each with its size."""
+
+    __slots__ = ("priority", "tasks", "tenant_id")
+
+    def __init__(self, priority: Priority, tenant_id: str) -> None:
+        self.priority, self.tenant_id = priority, tenant_id
+        self.tasks: OrderedDict[str, int] = OrderedDict()
+
+
 class _Tenants:
-    """The waiting tasks of one priority, each with its size, by tenant."""
+    """The tenants of one priority that have waiting tasks."""
 
-    __slots__ = ("_pass", "_passes", "_serial", "_turn", "_waiting", "count")
+    __slots__ = ("_pass", "_passes", "_priority", "_serial", "_turn", "_waiting", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: Priority) -> None:
         self.count = 0
-        self._waiting: dict[str, OrderedDict[str, int]] = {}
+        self._priority = priority
+        self._waiting: dict[str, _Tenant] = {}
         self._passes: dict[str, int] = {}
         self._turn: list[tuple[int, int, str]] = []  # a heap: pass, order of arrival, tenant; one for each of `_passes`
         self._pass = 0  # of who was served last
         self._serial = 0
 
-    def put(self, tenant_id: str, task_id: str, size: int, *, is_first: bool) -> None:
-        tasks = self._waiting.get(tenant_id)
-        if tasks is None:
-            tasks = self._waiting[tenant_id] = OrderedDict()
+    def put(self, tenant_id: str, task_id: str, size: int, *, is_first: bool) -> _Tenant:
+        tenant = self._waiting.get(tenant_id)
+        if tenant is None:
+            tenant = self._waiting[tenant_id] = _Tenant(self._priority, tenant_id)
             if tenant_id not in self._passes:  # else it was served a moment ago: it must not begin anew
                 self._enter(tenant_id, self._pass)
-        tasks[task_id] = size
+        tenant.tasks[task_id] = size
         if is_first:
-            tasks.move_to_end(task_id, last=False)
+            tenant.tasks.move_to_end(task_id, last=False)
         self.count += 1
+        return tenant
 
-    def remove(self, tenant_id: str, task_id: str) -> None:
-        tasks = self._waiting[tenant_id]
-        del tasks[task_id]
+    def remove(self, tenant: _Tenant, task_id: str) -> None:
+        del tenant.tasks[task_id]
         self.count -= 1
-        if not tasks:
-            self._leave(tenant_id)
+        if not tenant.tasks:
+            self._leave(tenant.tenant_id)
 
     def pop(self, weight_of: WeightOf) -> tuple[str, str, int]:
         while True:
             at, _, tenant_id = heapq.heappop(self._turn)
             del self._passes[tenant_id]
-            tasks = self._waiting.get(tenant_id)
-            if tasks is not None:
+            tenant = self._waiting.get(tenant_id)
+            if tenant is not None:
                 break
-        task_id, size = tasks.popitem(last=False)
+        task_id, size = tenant.tasks.popitem(last=False)
         self.count -= 1
         self._pass = at
         self._enter(tenant_id, at + _STRIDE // weight_of(tenant_id))
-        if not tasks:
+        if not tenant.tasks:
             self._leave(tenant_id)
         return task_id, tenant_id, size
 
     def tenants(self) -> Iterator[tuple[str, int]]:
         """Each tenant with work, and how much. Safe from any thread."""
-        return ((tenant_id, len(tasks)) for tenant_id, tasks in list(self._waiting.items()))
+        return ((tenant_id, len(tenant.tasks)) for tenant_id, tenant in list(self._waiting.items()))
 
     def oldest(self) -> Iterator[tuple[str, str]]:
         """Each tenant with work, and its task that is to go first."""
-        return ((tenant_id, next(iter(tasks))) for tenant_id, tasks in self._waiting.items())
+        return ((tenant_id, next(iter(tenant.tasks))) for tenant_id, tenant in self._waiting.items())
 
     def _leave(self, tenant_id: str) -> None:
         del self._waiting[tenant_id]
@@ -105,9 +116,9 @@ class FairQueue:
     """Waiting tasks, each with its size. All operations take O(log tenants)."""
 
     def __init__(self) -> None:
-        self._by_priority = {priority: _Tenants() for priority in WEIGHTS}
+        self._by_priority = {priority: _Tenants(priority) for priority in WEIGHTS}
         self._choice = WeightedChoice()
-        self._places: dict[str, tuple[Priority, str]] = {}
+        self._places: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -117,15 +128,13 @@ class FairQueue:
 
     def put(self, task_id: str, priority: Priority, tenant_id: str, size: int, *, is_first: bool = False) -> None:
         """A task that is not here waits: behind all others of its priority and tenant, or before them."""
-        self._places[task_id] = priority, tenant_id
-        self._by_priority[priority].put(tenant_id, task_id, size, is_first=is_first)
+        self._places[task_id] = self._by_priority[priority].put(tenant_id, task_id, size, is_first=is_first)
 
     def remove(self, task_id: str) -> None:
         """A task does not wait any more; nothing happens if it did not."""
-        place = self._places.pop(task_id, None)
-        if place is not None:
-            priority, tenant_id = place
-            self._by_priority[priority].remove(tenant_id, task_id)
+        tenant = self._places.pop(task_id, None)
+        if tenant is not None:
+            self._by_priority[tenant.priority].remove(tenant, task_id)
 
     def pop(self, allowed: Collection[Priority], weight_of: WeightOf) -> Waiting | None:
         """Take out the task that is to go next, of these priorities; None: there is none."""

@@ -50,7 +50,7 @@ class _Returning(NamedTuple):
 class _Waiting(NamedTuple):
     """A task that waits for a key."""
 
-    task: Task
+    depth: DepthKey
     attempt: str
     keys: Sequence[str]  # all that it needs
     key: str  # the one that it waits for
@@ -139,33 +139,34 @@ class Gate:
             is_out = holds.was_out and holds.attempt == attempt and not keys  # it may start even now
             kept = _in_order(keys, holds.keys) if holds.attempt == attempt else ()
             self._give_back(task, holds, [] if is_out else [key for key in holds.keys if key not in kept], now)
-        return self._goes_on(task, attempt, keys)
+        return self._goes_on(task.task_id, depth_key(task), attempt, keys)
 
-    def _goes_on(self, task: Task, attempt: str, keys: Sequence[str]) -> bool:
+    def _goes_on(self, task_id: str, depth: DepthKey, attempt: str, keys: Sequence[str]) -> bool:
         """Wait for the next key; True: all are held."""
-        holds = self._holds.get(task.task_id)
+        holds = self._holds.get(task_id)
         for key in keys:
             if holds is None or key not in holds.keys:
-                self._wait(_Waiting(task, attempt, keys, key))
+                self._wait(task_id, _Waiting(depth, attempt, keys, key))
                 return False
         return True
 
-    def _wait(self, waiting: _Waiting) -> None:
-        task, key = waiting.task, waiting.key
-        self._waiting[task.task_id] = waiting
-        self._by_depth.setdefault(depth_key(task), {})[task.task_id] = None
+    def _wait(self, task_id: str, waiting: _Waiting) -> None:
+        key = waiting.key
+        self._waiting[task_id] = waiting
+        self._by_depth.setdefault(waiting.depth, {})[task_id] = None
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue()
             self._to_ask[key] = True  # instead of what it may have been asked before
-        queue.waiting.put(task.task_id, task.spec.priority, task.spec.tenant_id, 0)
+        _, priority, tenant_id = waiting.depth
+        queue.waiting.put(task_id, priority, tenant_id, 0)
         self._to_ask.setdefault(key, False)
 
     def forget(self, task_id: str) -> None:
         """The task waits no more. What it was granted is given back by `settle`, once that is in the log."""
         waiting = self._waiting.pop(task_id, None)
         if waiting is not None:
-            self._forget_depth(waiting.task)
+            self._forget_depth(waiting.depth, task_id)
             queue = self._queues[waiting.key]
             queue.waiting.remove(task_id)
             if queue.asked.pop(task_id, None) is not None:
@@ -219,13 +220,13 @@ class Gate:
 
     # --- what homes say ------------------------------------------------------------------------------------------
 
-    def heard(self, key: str, attempts: Sequence[str], known: Known, *, is_news: bool) -> list[Task]:
+    def heard(self, key: str, attempts: Sequence[str], known: Known, *, is_news: bool) -> list[str]:
         """Attempts hold `key`, by word of its home: which tasks may go now. What nobody needs is given back.
 
         With `is_news` they were granted it now; else the home asks whether they still need it. What was given back
         counts for nothing until the home speaks as one that has heard of it: its word and ours may have crossed.
         """
-        free: list[Task] = []
+        free: list[str] = []
         for attempt in attempts:
             if (returning := self._returning.get((key, attempt))) is not None:
                 if returning.number:  # that message may be lost
@@ -238,8 +239,8 @@ class Gate:
                 if holds is not None and is_held and waiting.keys.index(key) > waiting.keys.index(waiting.key):
                     # An owner before had it, and not what comes before it, which this one still waits for.
                     self._return_held(task_id, holds, key)
-                elif not is_held and (task := self._hold(waiting, key)):
-                    free.append(task)
+                elif not is_held and self._hold(task_id, waiting, key):
+                    free.append(task_id)
             elif holds is None or holds.attempt != attempt or key not in holds.keys:
                 self._adopt(key, attempt, known(task_id), is_news=is_news)
         queue = self._queues.get(key)
@@ -254,15 +255,15 @@ class Gate:
         if not holds.keys:
             del self._holds[task_id]
 
-    def _hold(self, waiting: _Waiting, key: str) -> Task | None:
-        task_id = waiting.task.task_id
+    def _hold(self, task_id: str, waiting: _Waiting, key: str) -> bool:
+        """It holds one more: whether that was the last."""
         self._holds.setdefault(task_id, _Holds(waiting.attempt)).keys.add(key)
         if key != waiting.key:
-            return None  # it still waits for another one
+            return False  # it still waits for another one
         self.forget(task_id)
         if (queue := self._queues.get(key)) is not None:
             queue.withdrawn -= 1  # the home knows of this one
-        return waiting.task if self._goes_on(waiting.task, waiting.attempt, waiting.keys) else None
+        return self._goes_on(task_id, waiting.depth, waiting.attempt, waiting.keys)
 
     def _adopt(self, key: str, attempt: str, known: Task | EndedTask | None, *, is_news: bool) -> None:
         """An attempt holds what is not known here: an owner before this one asked for it, or it is of the past."""
@@ -367,12 +368,12 @@ class Gate:
 
     # --- looks ---------------------------------------------------------------------------------------------------
 
-    def take(self, queues: Collection[str] | None) -> list[Task]:
+    def take(self, queues: Collection[str] | None) -> list[str]:
         """Those of these queues that wait (None: of all), who wait no more: they are to be offered anew."""
-        tasks = [one.task for one in self._waiting.values() if queues is None or one.task.spec.queue in queues]
-        for task in tasks:
-            self.forget(task.task_id)
-        return tasks
+        taken = [task_id for task_id, one in self._waiting.items() if queues is None or one.depth[0] in queues]
+        for task_id in taken:
+            self.forget(task_id)
+        return taken
 
     def concerns(self, task: Task) -> bool:
         """Whether there are limits for a task, or it holds something."""
@@ -390,12 +391,11 @@ class Gate:
         """How many attempts hold something, as far as it is known here."""
         return len(self._holds) + len(self._later) + sum(not one.number for one in self._returning.values())
 
-    def _forget_depth(self, task: Task) -> None:
-        key = depth_key(task)
-        tasks = self._by_depth[key]
-        del tasks[task.task_id]
+    def _forget_depth(self, depth: DepthKey, task_id: str) -> None:
+        tasks = self._by_depth[depth]
+        del tasks[task_id]
         if not tasks:
-            del self._by_depth[key]
+            del self._by_depth[depth]
 
     def _drop_if_idle(self, key: str, queue: _Queue) -> None:
         if not queue.asked and not queue.waiting:

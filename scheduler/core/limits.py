@@ -22,7 +22,6 @@ from schemas.messages import (
     LimitWord,
     LimitWordKind,
     ShardMessage,
-    Task,
 )
 
 ATTEMPTS_MAX = 1_000  # of a word
@@ -36,7 +35,7 @@ def _size(key: str, attempts: Sequence[str]) -> int:
 class Heard(NamedTuple):
     """What follows from a message: tasks that may go, and attempts whose tasks are to be cancelled for others."""
 
-    free: Sequence[Task]
+    free: Sequence[str]
     cancelled: Sequence[tuple[str, str]]  # key, attempt
 
 
@@ -121,7 +120,7 @@ class ShardLimits:
 
     def _hear_home(self, message: ShardMessage) -> Heard:
         """What the home of keys says. It may not know yet what was returned to it, and then that is said again."""
-        free: list[Task] = []
+        free: list[str] = []
         cancelled: list[tuple[str, str]] = []
         for word in message.words:
             if word.kind in (LimitWordKind.GRANTED, LimitWordKind.CHECK):

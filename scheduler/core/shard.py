@@ -40,10 +40,11 @@ from scheduler.core.schedule import wake_at as schedule_wake_at
 from scheduler.core.schedule_requests import ScheduleDecision
 from scheduler.core.schedules import Schedules
 from scheduler.core.task import TERMINAL, WAITING, deadline_of, evolve
+from scheduler.core.tasks import Tasks
 from scheduler.core.timers import Timers
 from scheduler.core.uniqueness import Standing, Uniques, rested, standing, unique_problem
 from scheduler.core.wheel import Place, Wheel
-from schemas.ids import is_name
+from schemas.ids import is_name, unique_root
 from schemas.limits import CHECKPOINT_MAX
 from schemas.messages import (
     NO_FREE_SLOT,
@@ -118,14 +119,18 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What may differ between clusters."""
 
     shards: int = 1  # of the cluster; the host sets it to the partitions of task-requests
-    tasks_max: int = 1_000_000  # live tasks of a shard: about 1.5 KB each beside the payload
+    tasks_max: int = 1_000_000  # live tasks of a shard: 1.5 KB each beside the payload, packed ones 0.7 KB
+    tasks_bytes_max: int = 1 << 30  # of their payloads and checkpoints
+    unpacked_max: int = 10_000  # pending tasks beyond which those that come are packed while they wait
     ended_max: int = 1_000_000  # ended ones that it remembers, nearly all for their idempotency key: 0.6 KB each
     ended_kept_us: int = 30_000_000  # so long an ended task is recognised: longer than the view lags
     idempotency_window_us: int = 24 * 3600 * 1_000_000
     worker_timeout_us: int = 6_000_000  # three heartbeats
     wheel: WheelShape = WheelShape()
     schedules_max: int = 1_000_000  # 0.7 KB each
-    near_max: int = 200_000  # live tasks beyond which no slot of the wheel is read, until some have ended
+    near_max: int = (
+        200_000  # tasks that are not packed beyond which no slot of the wheel is read, until some have ended
+    )
     markers_max: int = 1_000_000  # changed or cancelled tasks in the wheel: 0.3 KB each
     admission: AdmissionSettings = AdmissionSettings()
 
@@ -186,7 +191,7 @@ class ShardState:
     """The fold of a shard's valid events: the same on every owner."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, Task] = {}
+        self.tasks = Tasks()
         self.ended: dict[str, EndedTask] = {}
         self.schedules = Schedules()
         self.uniques = Uniques()
@@ -407,6 +412,8 @@ class Shard:
         self._stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
             self.state.tasks[entity.task_id] = entity
+            if entity.status is Status.PENDING and len(self.state.tasks) > self._settings.unpacked_max:
+                self.state.tasks.pack(entity.task_id)
         else:
             self.state.ended[entity.task_id] = entity
 
@@ -414,14 +421,22 @@ class Shard:
         """All events up to `offset` are folded: derive the rest and begin to act."""
         self._is_loaded = True
         self._acknowledged_offset = offset
-        self.state.uniques.derive([*self.state.tasks.values(), *self.state.ended.values()])
-        for task in self.state.tasks.values():
+        tasks = self.state.tasks
+        pending: list[tuple[int, str]] = []
+        rooted = [
+            (ended.created_at, ended.task_id) for ended in self.state.ended.values() if unique_root(ended.task_id)
+        ]
+        for task in tasks.snapshot():
             self._track(None, task, now)
             self._offer_to_wheel(task)
-        pending = [task for task in self.state.tasks.values() if task.status is Status.PENDING]
-        for task in sorted(pending, key=lambda task: (task.next_run_at or 0, task.task_id)):
-            self._dispatch.offer(task, now)
-            self._suspects.add(task.task_id)
+            if task.status is Status.PENDING:
+                pending.append((task.next_run_at or 0, task.task_id))
+            if unique_root(task.task_id):
+                rooted.append((task.created_at, task.task_id))
+        self.state.uniques.derive(rooted)
+        for _, task_id in sorted(pending):
+            self._may_go(tasks[task_id], now)
+            self._suspects.add(task_id)
         for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
             self._will_forget(ended, offset)
         self._limits.on_loaded(now)
@@ -672,7 +687,9 @@ class Shard:
     def _is_full(self, spec: TaskSpec, now: int) -> str | None:
         settings = self._settings
         if len(self.state.tasks) >= settings.tasks_max:
-            return f"the shard holds {settings.tasks_max} tasks"
+            return f"the shard holds {settings.tasks_max:,} tasks"
+        if self.state.tasks.bytes >= settings.tasks_bytes_max:
+            return f"the tasks of the shard have {settings.tasks_bytes_max:,} bytes"
         if len(self.state.ended) < settings.ended_max:
             return None
         if self._is_behind(now):  # then nothing that ended is forgotten
@@ -970,8 +987,8 @@ class Shard:
         """What another shard tells of limits. It may be lost, and is no input of the log: no event names it."""
         effects = Effects.none()
         heard = self._limits.hear(message, self.state.epoch)
-        for task in heard.free:
-            self._dispatch.admit(task)
+        for task_id in heard.free:
+            self._dispatch.admit(self.state.tasks[task_id])
         for key, attempt in heard.cancelled:
             self._make_room(key, attempt, effects, now)
         return effects
@@ -1019,7 +1036,9 @@ class Shard:
 
         What stays here until a far retry would make none for days: it does not count.
         """
-        return len(self.state.tasks) - len(self._staying) >= self._settings.near_max
+        tasks, settings = self.state.tasks, self._settings
+        is_full = len(tasks) >= settings.tasks_max // 2 or tasks.bytes >= settings.tasks_bytes_max // 2
+        return is_full or len(tasks) - tasks.packed - len(self._staying) >= settings.near_max
 
     def _open_at(self) -> int | None:
         return None if self.is_crowded() else self.parking.wheel.next_at()
@@ -1130,12 +1149,18 @@ class Shard:
                     continue
                 self._dispatch.gate.settle(task, now)
                 if task.status is Status.PENDING:
-                    self._dispatch.offer(task, now)
+                    self._may_go(task, now)
                 elif task.status in PARKED_FROM:
                     self._offer_to_wheel(task)
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
                 self._dispatch.gate.settle(known, now)
                 self._will_forget(known, offset)
+
+    def _may_go(self, task: Task, now: int) -> None:
+        """A task is pending, durably: it waits for its turn, packed if there are many."""
+        self._dispatch.offer(task, now)
+        if self.statuses[Status.PENDING] > self._settings.unpacked_max:
+            self.state.tasks.pack(task.task_id)
 
     def dispatch(self, now: int, partitions_of: PartitionsOf) -> list[tuple[int, ReadyTask]]:
         """Records to be sent, each with its ready partition."""

@@ -35,11 +35,10 @@ class Uniques:
         if root is not None:
             self._by_root.setdefault(root, {})[task_id] = None
 
-    def derive(self, known: Iterable[Task | EndedTask]) -> None:
-        """Take all that is known, in any order."""
-        rooted = [one for one in known if unique_root(one.task_id) is not None]
-        for one in sorted(rooted, key=lambda one: (one.created_at, one.task_id)):
-            self.note(one.task_id)
+    def derive(self, known: Iterable[tuple[int, str]]) -> None:
+        """Take all that is known, in any order: when each was created, and its id."""
+        for _, task_id in sorted(known):
+            self.note(task_id)
 
     def latest(self, task_id: str) -> Sequence[str]:
         """The tasks under the root of this one, the latest first; of many those that came last."""

@@ -70,7 +70,7 @@ WHEEL = WheelShape(widths_us=(2 * S, 8 * S, 32 * S), leads_us=(4 * S, 4 * S, 4 *
 AT_ONCE = LimitPolicy(name="accounts", set_at=0, key="{metadata.account}", count=1)
 PACE = LimitPolicy(name="pace", set_at=0, where={"queue": "bulk"}, count=1, period_ms=2_000, burst=2)
 LIMITS = (AT_ONCE, PACE)
-SETTINGS = ShardSettings(ended_kept_us=20 * S, idempotency_window_us=120 * S, wheel=WHEEL)
+SETTINGS = ShardSettings(ended_kept_us=20 * S, idempotency_window_us=120 * S, wheel=WHEEL, unpacked_max=2)
 
 
 class Violated(AssertionError):
@@ -386,7 +386,7 @@ def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
         if not is_current or host.has_unacknowledged():
             continue
         wheel = host.shard.parking.wheel
-        tasks = parked(facts, host.shard_id, wheel.marks(), host.shard.parking.markers) | host.shard.state.tasks
+        tasks = parked(facts, host.shard_id, wheel.marks(), host.shard.parking.markers) | dict(host.shard.state.tasks)
         expected = _live(facts, host.shard_id)
         if tasks != expected:
             raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(tasks, expected)}")

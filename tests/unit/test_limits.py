@@ -47,7 +47,7 @@ class Pair:
         self._offsets = [0, 0]
 
     def _shard(self, number: int, epoch: int = 1) -> Shard:
-        shard = Shard(number, ShardSettings(shards=2), Random(1), self.now, self.policies)
+        shard = Shard(number, ShardSettings(shards=2, unpacked_max=0), Random(1), self.now, self.policies)
         shard.state.epoch = epoch
         shard.on_loaded(self.now, -1)
         return shard
@@ -55,7 +55,7 @@ class Pair:
     def take_over(self, number: int) -> None:
         """Another owner loads a shard: what it knows is what is in the log."""
         old = self.shards[number]
-        new = Shard(number, ShardSettings(shards=2), Random(1), self.now, self.policies)
+        new = Shard(number, ShardSettings(shards=2, unpacked_max=0), Random(1), self.now, self.policies)
         new.state.epoch = old.state.epoch + 1
         for task in old.state.tasks.values():
             new.restore(task)

@@ -7,6 +7,7 @@ from random import Random
 from msgspec.structs import replace
 
 from scheduler.core.shard import Effects, Shard, ShardSettings
+from scheduler.core.tasks import Tasks
 from schemas.messages import (
     AttemptCheckpointed,
     AttemptStarted,
@@ -165,12 +166,13 @@ def test_a_task_is_always_known_as_one_or_the_other() -> None:
     seen: list[Task | EndedTask | None] = []
     tasks = at.shard.state.tasks
 
-    class Watching(dict[str, Task]):
+    class Watching(Tasks):
         def pop(self, task_id: str, *default: object) -> object:  # type: ignore[override]
             seen.append(at.shard.state.ended.get(task_id))
             return super().pop(task_id, *default)
 
-    at.shard.state.tasks = Watching(tasks)
+    at.shard.state.tasks = Watching()
+    at.shard.state.tasks.update(tasks)
     at.succeed("a")
     assert [known.status for known in seen if known] == [Status.SUCCEEDED]
 
