@@ -84,7 +84,7 @@ def _measure(options: BacklogOptions, folder: Path, say: Say) -> Backlog:
         backlog_s = _run_behind(stage, pending + 2 * tasks, tasks)
         say(f"{tasks / backlog_s:,.0f} tasks/s with what waits")
         wanted = total - len(cancelled)
-        stage.starts.wait_for(wanted, WAIT_S + pending / DRAINS_PER_S_MIN)
+        _started(stage, wanted, WAIT_S + pending / DRAINS_PER_S_MIN)
         is_started = [bool(stage.starts.first_ns[number]) for number in cancelled]
         return Backlog(
             count=total,
@@ -112,7 +112,7 @@ def _run(stage: ClusterStage, first: int, tasks: int) -> float:
     """Submit tasks and wait until all have started; how many seconds that took."""
     wanted, begun_s = stage.starts.started + tasks, time.perf_counter()
     submit(stage, first, first + tasks)
-    if not stage.starts.wait_for(wanted, 4 * WAIT_S):
+    if not _started(stage, wanted, 4 * WAIT_S):
         raise NothingMeasured(f"{wanted - stage.starts.started} tasks did not start")
     return time.perf_counter() - begun_s
 
@@ -122,12 +122,17 @@ def _run_behind(stage: ClusterStage, first: int, tasks: int) -> float:
     wanted, begun_s = stage.starts.started + tasks, time.perf_counter()
     submitting = threading.Thread(target=submit, args=(stage, first, first + tasks))
     submitting.start()
-    is_done = stage.starts.wait_for(wanted, 4 * WAIT_S)
+    is_done = _started(stage, wanted, 4 * WAIT_S)
     started_s = time.perf_counter() - begun_s
     submitting.join()
     if not is_done:
         raise NothingMeasured("what waits is not worked off")
     return max(started_s, time.perf_counter() - begun_s)
+
+
+def _started(stage: ClusterStage, count: int, timeout_s: float) -> bool:
+    """Wait until so many have started, whichever; whether they have. To count them takes a while."""
+    return wait_until(lambda: stage.starts.started >= count, timeout_s, every_s=0.1)
 
 
 def _fill(stage: ClusterStage, options: BacklogOptions) -> float:
