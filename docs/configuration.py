@@ -26,6 +26,7 @@ _TITLES = {
     "log": "Logs",
     "worker": "Workers",
     "admission": "What is let in",
+    "priorities": "Shares of the priorities",
 }
 
 

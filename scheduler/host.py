@@ -246,7 +246,6 @@ class ShardHost:
             # own beginning, and does not live until its first checkpoint, leaves ever more events for the next one.
             self._checkpointed_at = min(now, self._loaded_taken_at or 0)
             self.shard.drained_at = 0
-            self.shard.on_loaded(now, self._next_offset - 1)
             self._slots = Slots(self._log, self._codec, self.shard)
             self._resume_from = dict(self.shard.state.positions)
             self._read_positions = dict(self.shard.state.positions)
@@ -299,6 +298,9 @@ class ShardHost:
         self._has_loaded("proof_s")
         for topic, position in shard.state.positions.items():
             self._check_input(topic, position)
+        for _ in shard.derive(self._now, self._next_offset - 1):
+            yield
+        self._has_loaded("derived_s")
         self.shard = shard
 
     def _has_loaded(self, part: str) -> None:

@@ -64,7 +64,8 @@ def timers_of(runtime: SchedulerRuntime, now: int) -> TimersView:
     windows: Counter[tuple[int | None, int, int]] = Counter()
     due: list[int] = []
     for host in hosts:
-        waiting = [task for task in host.shard.state.tasks.snapshot() if task.status in PARKED_FROM]
+        # What waits for an instant is never packed.
+        waiting = [task for task in host.shard.state.tasks.unpacked() if task.status in PARKED_FROM]
         due += [task.next_run_at for task in waiting if task.next_run_at is not None]
         _count_memory(windows, host.shard.parking.wheel, waiting)
         _count_wheel(windows, host.shard.parking.wheel)

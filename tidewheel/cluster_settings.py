@@ -23,6 +23,7 @@ from infra.topics import (
     cluster_catalog,
 )
 from scheduler.core.admission import AdmissionSettings
+from schemas.priorities import DEFAULT_WEIGHTS, WEIGHT_MAX, Weights
 from tidewheel.settings import DEFAULT_PORT
 from workers.settings import SLOTS_MAX
 
@@ -270,6 +271,17 @@ class Admission(_Section):
     )
 
 
+_WEIGHT: Any = {"allowed": f"from 1 to {WEIGHT_MAX}", "ge": 1, "le": WEIGHT_MAX}
+
+
+class Priorities(_Section):
+    """How much each priority gets while all three wait. The same for all processes."""
+
+    high: int = _setting(DEFAULT_WEIGHTS.high, "The share of high.", **_WEIGHT)
+    medium: int = _setting(DEFAULT_WEIGHTS.medium, "The share of medium.", **_WEIGHT)
+    low: int = _setting(DEFAULT_WEIGHTS.low, "The share of low.", **_WEIGHT)
+
+
 class Log(_Section):
     """What the processes say."""
 
@@ -325,10 +337,15 @@ class ClusterSettings(_Section):
     log: Log = Log()
     worker: Worker = Worker()
     admission: Admission = Admission()
+    priorities: Priorities = Priorities()
 
     def of_admission(self) -> AdmissionSettings:
         """What holds for tenants and queues of which nothing else is said."""
         return AdmissionSettings(**self.admission.model_dump())
+
+    def weights(self) -> Weights:
+        """The shares of the priorities."""
+        return Weights(**self.priorities.model_dump())
 
     def catalog(self) -> TopicCatalog:
         """The topics of this cluster."""

@@ -278,6 +278,7 @@ class Engine:
             slots=self.settings.slots,
             app=self.settings.app,
             grace_ms=round(self.settings.grace_s * 1000),
+            weights=self.settings.shard.weights,
         )
         self._worker = WorkerRuntime(
             self.broker.connect(), self._codec, app.registry, self.clock, settings, self.settings.shards

@@ -150,7 +150,9 @@ class SchedulerRole(Role):
         self._log = files.enter_context(closing(shared.connect(self.name)))
         states = files.enter_context(closing(KafkaStateStore(shared.kafka)))
         shard = ShardSettings(
-            idempotency_window_us=round(settings.idempotency_window_s * 1_000_000), admission=settings.of_admission()
+            idempotency_window_us=round(settings.idempotency_window_s * 1_000_000),
+            admission=settings.of_admission(),
+            weights=settings.weights(),
         )
         owner = RuntimeSettings(owner=shared.name, shard=shard)
         self.runtime = SchedulerRuntime(self._log, states, shared.codec, shared.clock, shared.rng, owner)
@@ -362,6 +364,7 @@ class WorkerRole(Role):
             slots=given.slots,
             app=self._app_name,
             grace_ms=round(given.grace_s * 1000),
+            weights=shared.settings.weights(),
         )
         self._log = WatchedLog(files.enter_context(closing(shared.connect(self.name))))
         self.worker = WorkerRuntime(

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
 from schemas.messages import Priority, ReadyTask
-from schemas.priorities import WEIGHTS, WeightedChoice
+from schemas.priorities import DEFAULT_WEIGHTS, PRIORITIES, WeightedChoice, Weights
 from workers.batches import Batch
 from workers.registry import ExecutorKind, Handler
 from workers.settings import SLOTS_MAX
@@ -83,11 +83,11 @@ class Lane:
 
     __slots__ = ("_by_priority", "_choice", "kind", "size")
 
-    def __init__(self, kind: ExecutorKind, size: int) -> None:
+    def __init__(self, kind: ExecutorKind, size: int, weights: Weights) -> None:
         self.kind = kind
         self.size = size
-        self._by_priority: dict[Priority, deque[Waiting]] = {priority: deque() for priority in WEIGHTS}
-        self._choice = WeightedChoice()
+        self._by_priority: dict[Priority, deque[Waiting]] = {priority: deque() for priority in PRIORITIES}
+        self._choice = WeightedChoice(weights)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_priority.values()))
@@ -147,9 +147,9 @@ class Lane:
 class Intake:
     """Buffers ready records: in a lane for each executor, and for each handler of batches."""
 
-    def __init__(self, slots: int = SLOTS_MAX) -> None:
+    def __init__(self, slots: int = SLOTS_MAX, weights: Weights = DEFAULT_WEIGHTS) -> None:
         """`slots`: how many attempts the worker can run at once; no batch is larger."""
-        self._slots = slots
+        self._slots, self._weights = slots, weights
         self._lanes: dict[tuple[ExecutorKind, str | None], Lane] = {}
         self._ready: dict[Key, ReadyTask] = {}
 
@@ -167,7 +167,8 @@ class Intake:
         name = handler.executor, None if batch is None else handler.name
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(handler.executor, 1 if batch is None else min(batch.size, self._slots))
+            size = 1 if batch is None else min(batch.size, self._slots)
+            lane = self._lanes[name] = Lane(handler.executor, size, self._weights)
         lane.put(waiting)
 
     def remove(self, key: Key) -> Waiting | None:

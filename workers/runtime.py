@@ -101,7 +101,7 @@ class WorkerRuntime:
         self._finished: deque[tuple[Call, Outcome] | ReadyTask] = deque()  # a ReadyTask: it has a checkpoint to send
         self._checkpoints: dict[Key, bytes] = {}
         self._executors = self._make_executors()
-        self._intake = Intake(settings.slots)
+        self._intake = Intake(settings.slots, settings.weights)
         self._batch_due_at: int | None = None
         self._call_sizes = self._find_call_sizes()
         self._attempts = Attempts()

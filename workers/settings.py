@@ -8,6 +8,7 @@ import msgspec
 
 from schemas.ids import NAME_RULE, is_name
 from schemas.limits import DURATION_MS_MAX
+from schemas.priorities import Weights
 
 SLOTS_MAX = 10_000  # attempts in one heartbeat must fit into a record
 
@@ -43,6 +44,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     acknowledge_ms: int = 5_000  # how long the last reports are waited for at the end
     abandoned_max: int = msgspec.field(default_factory=_threads)  # attempts that can't be ended, before it stops taking
 
+    weights: Weights = Weights()  # of priorities, for what waits here
+
     def __post_init__(self) -> None:
         if not is_name(self.worker_id):
             raise ValueError(f"worker_id: {self.worker_id!r} is not allowed; it must be {NAME_RULE}")
@@ -58,6 +61,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         for field in ("linger_ms", "grace_ms", "kill_grace_ms"):
             _check(field, getattr(self, field), 0, DURATION_MS_MAX)
         _check("abandoned_max", self.abandoned_max, 0, SLOTS_MAX)
+        if problem := self.weights.problem():
+            raise ValueError(f"weights: {problem}")
 
 
 class WorkerStats(msgspec.Struct):

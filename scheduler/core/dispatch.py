@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from scheduler.core.fairness import FairQueue
+from scheduler.core.fairness import FairQueue, Places
 from scheduler.core.gate import DepthKey, Gate
 from scheduler.core.policies import Policies
 from scheduler.core.timers import Timers
 from schemas.messages import Priority, Task
-from schemas.priorities import WEIGHTS
+from schemas.priorities import DEFAULT_WEIGHTS, PRIORITIES, Weights
 
 WINDOW_START = 16  # records out per lane before anything is known of its workers
 WINDOW_MAX = 1024  # bounds what a cancel can no longer hold back, and the memory of a ready partition
@@ -50,13 +50,12 @@ LaneKey = tuple[str, str]  # queue, task type
 class _Lane:
     """The pending tasks of one type in one queue, and what is out of them."""
 
-    def __init__(self, key: LaneKey) -> None:
-        self.key = key
-        self.waiting = FairQueue()
+    def __init__(self, key: LaneKey, places: Places[LaneKey], weights: Weights) -> None:
+        self.waiting = FairQueue(key, places, weights)
         self.window = WINDOW_START
-        self.out = dict.fromkeys(WEIGHTS, 0)
+        self.out = dict.fromkeys(PRIORITIES, 0)
         self.out_bytes = 0
-        self.blocked_until = dict.fromkeys(WEIGHTS, 0)
+        self.blocked_until = dict.fromkeys(PRIORITIES, 0)
 
     def open_priorities(self) -> list[Priority]:
         """Those of which something waits, and one more may go out."""
@@ -86,6 +85,9 @@ class _Lane:
 PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
 
 
+SizeOf = Callable[[str], int]  # of a task, in bytes, about
+
+
 class _Out(NamedTuple):
     lane: LaneKey
     priority: Priority
@@ -99,12 +101,12 @@ class _Out(NamedTuple):
 class Dispatch:
     """The pending tasks of a shard, and those of them that are out but not started."""
 
-    def __init__(self, policies: Policies) -> None:
-        self.gate = Gate(policies)
-        self._policies = policies
+    def __init__(self, policies: Policies, weights: Weights = DEFAULT_WEIGHTS) -> None:
+        self.gate = Gate(policies, weights)
+        self._policies, self._weights = policies, weights
         self._gate_version = len(policies.gate_changes)
         self._lanes: dict[LaneKey, _Lane] = {}
-        self._place: dict[str, LaneKey] = {}
+        self._places: Places[LaneKey] = {}
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
@@ -129,18 +131,17 @@ class Dispatch:
         queues = None if None in changes else {queue for queue in changes if queue is not None}
         if queues is None:
             self.gate.settle_running(tasks, now)
-        in_queues = (one for one, (queue, _) in self._place.items() if queues is None or queue in queues)
-        offered = [task_id for task_id in in_queues if self.gate.concerns(tasks[task_id])]
+        waiting = (one for one, line in self._places.items() if queues is None or line.queue.name[0] in queues)
+        offered = [task_id for task_id in waiting if self.gate.concerns(tasks[task_id])]
         for task_id in [*self.gate.take(queues), *offered]:
             self.offer(tasks[task_id], now)
 
     def forget(self, task_id: str) -> None:
         """The task is not pending any more; it makes room in the window if it was out."""
-        key = self._place.pop(task_id, None)
-        if key is not None:
-            lane = self._lanes[key]
-            lane.waiting.remove(task_id)
-            self._drop_if_idle(key, lane)
+        line = self._places.get(task_id)
+        if line is not None:
+            line.queue.remove(task_id)
+            self._drop_if_idle(line.queue.name, self._lanes[line.queue.name])
         self._take_in(task_id)
         self.gate.forget(task_id)
 
@@ -179,9 +180,9 @@ class Dispatch:
     def unblock(self) -> None:
         """A worker has a free slot (again)."""
         for lane in self._lanes.values():
-            lane.blocked_until = dict.fromkeys(WEIGHTS, 0)
+            lane.blocked_until = dict.fromkeys(PRIORITIES, 0)
 
-    def pick(self, now: int, partitions_of: PartitionsOf) -> list[Dispatched]:
+    def pick(self, now: int, partitions_of: PartitionsOf, size_of: SizeOf) -> list[Dispatched]:
         """What is to be sent now: within the windows, by weight, and what went out long ago without being started."""
         self._look_at = None
         picked = self._pick_resends(now, partitions_of)
@@ -193,9 +194,8 @@ class Dispatch:
             room = lane.window - sum(lane.out.values())
             allowed: Collection[Priority] = partitions
             while allowed and (chosen := lane.waiting.pop(allowed, self._policies.weight_of)):
-                task_id, priority, tenant_id, size = chosen
-                del self._place[task_id]
-                out = _Out(key, priority, tenant_id, 0, size, now + RESEND_US, RESEND_US)
+                task_id, priority, tenant_id = chosen
+                out = _Out(key, priority, tenant_id, 0, size_of(task_id), now + RESEND_US, RESEND_US)
                 picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
                 room -= 1
                 if room <= 0 or lane.out_bytes >= WINDOW_BYTES_MAX:
@@ -226,8 +226,8 @@ class Dispatch:
         """How many pending tasks there are, those that are out included. Safe from any thread."""
         counts: Counter[DepthKey] = Counter()
         for (queue, _), lane in list(self._lanes.items()):
-            for priority, tenant_id, count in lane.waiting.depth():
-                counts[queue, priority, tenant_id] += count
+            for line in lane.waiting.lines():
+                counts[queue, line.priority, line.tenant_id] += line.count
         counts.update((out.lane[0], out.priority, out.tenant_id) for out in list(self._out.values()))
         counts.update(self.gate.depth())
         return counts
@@ -235,8 +235,8 @@ class Dispatch:
     def oldest(self) -> Iterator[tuple[DepthKey, str]]:
         """The tasks that are to go first, and those that are out."""
         for (queue, _), lane in self._lanes.items():
-            for priority, tenant_id, task_id in lane.waiting.oldest():
-                yield (queue, priority, tenant_id), task_id
+            for line in lane.waiting.lines():
+                yield (queue, line.priority, line.tenant_id), line.first()
         yield from self.gate.oldest()
         for task_id, out in self._out.items():
             yield (out.lane[0], out.priority, out.tenant_id), task_id
@@ -261,13 +261,11 @@ class Dispatch:
     def _lane(self, key: LaneKey) -> _Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane(key)
+            lane = self._lanes[key] = _Lane(key, self._places, self._weights)
         return lane
 
     def _put(self, lane: _Lane, priority: Priority, task: Task, *, is_first: bool) -> None:
-        spec = task.spec
-        lane.waiting.put(task.task_id, priority, spec.tenant_id, len(spec.payload), is_first=is_first)
-        self._place[task.task_id] = lane.key  # the same for all: there may be a million
+        lane.waiting.put(task.task_id, priority, task.spec.tenant_id, is_first=is_first)
 
     def _send(self, task_id: str, out: _Out, partitions: int) -> int:
         load = self._load.setdefault((out.lane[0], out.priority), [])
@@ -300,5 +298,5 @@ class Dispatch:
         if len(self._lanes) > IDLE_LANES_MAX and lane.is_idle():
             del self._lanes[key]
             if not any(queue == key[0] for queue, _ in self._lanes):
-                for priority in WEIGHTS:
+                for priority in PRIORITIES:
                     self._load.pop((key[0], priority), None)

@@ -4,18 +4,21 @@ Tenants share by stride scheduling (Waldspurger and Weihl, 1995): each has a pas
 what is inversely proportional to the tenant's weight. Over any run of choices among tenants that all have work, each
 gets its share to within one. Who was idle begins at the pass of who is served now: idleness earns nothing, and costs
 nothing, as only tenants with work are kept.
+
+A million tasks may wait, so that each costs little: its place in one table, and eight bytes in the order of its line.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterator
+from typing import Generic, NamedTuple, TypeVar
 
 from schemas.messages import Priority
-from schemas.priorities import WEIGHTS, WeightedChoice
+from schemas.priorities import DEFAULT_WEIGHTS, PRIORITIES, WeightedChoice, Weights
 
+Name = TypeVar("Name", bound=Hashable)
 WeightOf = Callable[[str], int]  # of a tenant, from 1 on
 
 _STRIDE = 1 << 20  # of a tenant with the weight 1: large, so that no weight that people write is rounded to nothing
@@ -26,74 +29,95 @@ def equal_weights(_tenant_id: str) -> int:
     return 1
 
 
-class _Tenant:
-    """The waiting tasks of one tenant in one priority, in their order, each with its size."""
+class Line(Generic[Name]):
+    """The waiting tasks of one tenant and priority in one queue, in their order.
 
-    __slots__ = ("priority", "tasks", "tenant_id")
+    Those that are here are those whose place is this line: who leaves is only taken out of the order when it is met
+    there. Who comes back before that has its old turn.
+    """
 
-    def __init__(self, priority: Priority, tenant_id: str) -> None:
-        self.priority, self.tenant_id = priority, tenant_id
-        self.tasks: OrderedDict[str, int] = OrderedDict()
+    __slots__ = ("_order", "_places", "count", "priority", "queue", "tenant_id")
 
-
-class _Tenants:
-    """The tenants of one priority that have waiting tasks."""
-
-    __slots__ = ("_pass", "_passes", "_priority", "_serial", "_turn", "_waiting", "count")
-
-    def __init__(self, priority: Priority) -> None:
+    def __init__(self, queue: FairQueue[Name], places: Places[Name], priority: Priority, tenant_id: str) -> None:
+        self.queue, self.priority, self.tenant_id = queue, priority, tenant_id
         self.count = 0
-        self._priority = priority
-        self._waiting: dict[str, _Tenant] = {}
+        self._places = places
+        self._order: deque[str] = deque()
+
+    def put(self, task_id: str, *, is_first: bool) -> None:
+        """A task that is not here waits, behind all others or before them."""
+        self._places[task_id] = self
+        self.count += 1
+        self._order.appendleft(task_id) if is_first else self._order.append(task_id)
+        if len(self._order) > 2 * self.count + 64:
+            self._order = deque(dict.fromkeys(one for one in self._order if self._places.get(one) is self))
+
+    def first(self) -> str:
+        """The task that is to go first; there must be one."""
+        while self._places.get(self._order[0]) is not self:
+            self._order.popleft()
+        return self._order[0]
+
+    def remove(self, task_id: str) -> None:
+        """A task that is here does not wait any more."""
+        del self._places[task_id]
+        self.count -= 1
+
+
+Places = dict[str, Line[Name]]  # of tasks, by id
+
+
+class _Tenants(Generic[Name]):
+    """The lines of one priority in which somebody waits, by tenant."""
+
+    __slots__ = ("_lines", "_pass", "_passes", "_serial", "_turn", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: dict[str, Line[Name]] = {}
         self._passes: dict[str, int] = {}
         self._turn: list[tuple[int, int, str]] = []  # a heap: pass, order of arrival, tenant; one for each of `_passes`
         self._pass = 0  # of who was served last
         self._serial = 0
 
-    def put(self, tenant_id: str, task_id: str, size: int, *, is_first: bool) -> _Tenant:
-        tenant = self._waiting.get(tenant_id)
-        if tenant is None:
-            tenant = self._waiting[tenant_id] = _Tenant(self._priority, tenant_id)
-            if tenant_id not in self._passes:  # else it was served a moment ago: it must not begin anew
-                self._enter(tenant_id, self._pass)
-        tenant.tasks[task_id] = size
-        if is_first:
-            tenant.tasks.move_to_end(task_id, last=False)
-        self.count += 1
-        return tenant
+    def line(self, tenant_id: str) -> Line[Name] | None:
+        """Where tasks of a tenant wait, if there are any."""
+        return self._lines.get(tenant_id)
 
-    def remove(self, tenant: _Tenant, task_id: str) -> None:
-        del tenant.tasks[task_id]
+    def open(self, line: Line[Name]) -> None:
+        """The first task of a tenant is to wait."""
+        self._lines[line.tenant_id] = line
+        if line.tenant_id not in self._passes:  # else it was served a moment ago: it must not begin anew
+            self._enter(line.tenant_id, self._pass)
+
+    def remove(self, line: Line[Name], task_id: str) -> None:
+        """A task does not wait any more."""
+        line.remove(task_id)
         self.count -= 1
-        if not tenant.tasks:
-            self._leave(tenant.tenant_id)
+        if not line.count:
+            self._leave(line.tenant_id)
 
-    def pop(self, weight_of: WeightOf) -> tuple[str, str, int]:
+    def pop(self, weight_of: WeightOf) -> tuple[str, str]:
+        """Take out the task whose turn it is; it and its tenant."""
         while True:
             at, _, tenant_id = heapq.heappop(self._turn)
             del self._passes[tenant_id]
-            tenant = self._waiting.get(tenant_id)
-            if tenant is not None:
+            line = self._lines.get(tenant_id)
+            if line is not None:
                 break
-        task_id, size = tenant.tasks.popitem(last=False)
-        self.count -= 1
+        task_id = line.first()
         self._pass = at
         self._enter(tenant_id, at + _STRIDE // weight_of(tenant_id))
-        if not tenant.tasks:
-            self._leave(tenant_id)
-        return task_id, tenant_id, size
+        self.remove(line, task_id)
+        return task_id, tenant_id
 
-    def tenants(self) -> Iterator[tuple[str, int]]:
-        """Each tenant with work, and how much. Safe from any thread."""
-        return ((tenant_id, len(tenant.tasks)) for tenant_id, tenant in list(self._waiting.items()))
-
-    def oldest(self) -> Iterator[tuple[str, str]]:
-        """Each tenant with work, and its task that is to go first."""
-        return ((tenant_id, next(iter(tenant.tasks))) for tenant_id, tenant in self._waiting.items())
+    def lines(self) -> Iterator[Line[Name]]:
+        """Of each tenant with work. Safe from any thread."""
+        return iter(list(self._lines.values()))
 
     def _leave(self, tenant_id: str) -> None:
-        del self._waiting[tenant_id]
-        if not self._waiting:  # nobody competes
+        del self._lines[tenant_id]
+        if not self._lines:  # nobody competes
             self._turn.clear()
             self._passes.clear()
 
@@ -104,37 +128,41 @@ class _Tenants:
 
 
 class Waiting(NamedTuple):
-    """A task that was taken out of a queue, and its size."""
+    """A task that was taken out of a queue."""
 
     task_id: str
     priority: Priority
     tenant_id: str
-    size: int
 
 
-class FairQueue:
-    """Waiting tasks, each with its size. All operations take O(log tenants)."""
+class FairQueue(Generic[Name]):
+    """Waiting tasks. All operations take O(log tenants)."""
 
-    def __init__(self) -> None:
-        self._by_priority = {priority: _Tenants(priority) for priority in WEIGHTS}
-        self._choice = WeightedChoice()
-        self._places: dict[str, _Tenant] = {}
+    def __init__(self, name: Name, places: Places[Name], weights: Weights = DEFAULT_WEIGHTS) -> None:
+        """`places` is shared by queues of which a task waits in one at most."""
+        self.name = name
+        self._places = places
+        self._by_priority: dict[Priority, _Tenants[Name]] = {priority: _Tenants() for priority in PRIORITIES}
+        self._choice = WeightedChoice(weights)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(tenants.count for tenants in self._by_priority.values())
 
-    def __contains__(self, task_id: str) -> bool:
-        return task_id in self._places
-
-    def put(self, task_id: str, priority: Priority, tenant_id: str, size: int, *, is_first: bool = False) -> None:
+    def put(self, task_id: str, priority: Priority, tenant_id: str, *, is_first: bool = False) -> None:
         """A task that is not here waits: behind all others of its priority and tenant, or before them."""
-        self._places[task_id] = self._by_priority[priority].put(tenant_id, task_id, size, is_first=is_first)
+        tenants = self._by_priority[priority]
+        line = tenants.line(tenant_id)
+        if line is None:
+            line = Line(self, self._places, priority, tenant_id)
+            tenants.open(line)
+        line.put(task_id, is_first=is_first)
+        tenants.count += 1
 
     def remove(self, task_id: str) -> None:
-        """A task does not wait any more; nothing happens if it did not."""
-        tenant = self._places.pop(task_id, None)
-        if tenant is not None:
-            self._by_priority[tenant.priority].remove(tenant, task_id)
+        """A task does not wait any more; nothing happens if it did not wait here."""
+        line = self._places.get(task_id)
+        if line is not None and line.queue is self:
+            self._by_priority[line.priority].remove(line, task_id)
 
     def pop(self, allowed: Collection[Priority], weight_of: WeightOf) -> Waiting | None:
         """Take out the task that is to go next, of these priorities; None: there is none."""
@@ -142,22 +170,14 @@ class FairQueue:
         if not candidates:
             return None
         priority = self._choice.choose(candidates)
-        task_id, tenant_id, size = self._by_priority[priority].pop(weight_of)
-        del self._places[task_id]
-        return Waiting(task_id, priority, tenant_id, size)
+        task_id, tenant_id = self._by_priority[priority].pop(weight_of)
+        return Waiting(task_id, priority, tenant_id)
 
     def priorities(self) -> list[Priority]:
         """Those of which something waits."""
         return [priority for priority, tenants in self._by_priority.items() if tenants.count]
 
-    def depth(self) -> Iterator[tuple[Priority, str, int]]:
-        """How many tasks wait, by priority and tenant. Safe from any thread."""
-        for priority, tenants in self._by_priority.items():
-            for tenant_id, count in tenants.tenants():
-                yield priority, tenant_id, count
-
-    def oldest(self) -> Iterator[tuple[Priority, str, str]]:
-        """The task that is to go first, by priority and tenant."""
-        for priority, tenants in self._by_priority.items():
-            for tenant_id, task_id in tenants.oldest():
-                yield priority, tenant_id, task_id
+    def lines(self) -> Iterator[Line[Name]]:
+        """Each line in which somebody waits. Safe from any thread."""
+        for tenants in self._by_priority.values():
+            yield from tenants.lines()

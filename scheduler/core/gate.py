@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from scheduler.core.fairness import FairQueue
+from scheduler.core.fairness import FairQueue, Places
 from scheduler.core.limit_keys import Rate
 from scheduler.core.policies import Policies
 from scheduler.core.timers import Timers
 from schemas.messages import EndedTask, LimitAsk, LimitWish, Priority, Status, Task
-from schemas.priorities import WEIGHTS
+from schemas.priorities import PRIORITIES, Weights
 
 ASKED_MAX = 256  # attempts of one priority for which a key's home is asked at a time
 WITHDRAWN_MAX = 100  # wishes that are not wanted any more, before the home is told all that is
@@ -61,8 +61,8 @@ class _Queue:
 
     __slots__ = ("again_us", "asked", "waiting", "withdrawn")
 
-    def __init__(self) -> None:
-        self.waiting = FairQueue()  # not asked for yet
+    def __init__(self, key: str, places: Places[str], weights: Weights) -> None:
+        self.waiting = FairQueue(key, places, weights)  # not asked for yet
         self.asked: dict[str, Priority] = {}  # task ids, in their order
         self.again_us = ASK_AGAIN_US
         self.withdrawn = 0  # of what was asked for, since all of it was said
@@ -106,9 +106,10 @@ def _number(attempt: str) -> int:
 class Gate:
     """The limited tasks of a shard that wait, and what those that do not were granted."""
 
-    def __init__(self, policies: Policies) -> None:
-        self._policies = policies
+    def __init__(self, policies: Policies, weights: Weights) -> None:
+        self._policies, self._weights = policies, weights
         self._queues: dict[str, _Queue] = {}
+        self._places: Places[str] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._by_depth: dict[DepthKey, dict[str, None]] = {}  # the same by queue, priority and tenant
         self._holds: dict[str, _Holds] = {}
@@ -156,10 +157,10 @@ class Gate:
         self._by_depth.setdefault(waiting.depth, {})[task_id] = None
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = _Queue()
+            queue = self._queues[key] = _Queue(key, self._places, self._weights)
             self._to_ask[key] = True  # instead of what it may have been asked before
         _, priority, tenant_id = waiting.depth
-        queue.waiting.put(task_id, priority, tenant_id, 0)
+        queue.waiting.put(task_id, priority, tenant_id)
         self._to_ask.setdefault(key, False)
 
     def forget(self, task_id: str) -> None:
@@ -340,7 +341,7 @@ class Gate:
     def _add_wishes(self, queue: _Queue) -> list[str]:
         counts = Counter(queue.asked.values())
         added: list[str] = []
-        while allowed := [one for one in WEIGHTS if counts[one] < ASKED_MAX]:
+        while allowed := [one for one in PRIORITIES if counts[one] < ASKED_MAX]:
             chosen = queue.waiting.pop(allowed, self._policies.weight_of)
             if chosen is None:
                 break

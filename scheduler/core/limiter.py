@@ -21,12 +21,11 @@ from scheduler.core.fairness import FairQueue, equal_weights
 from scheduler.core.limit_keys import Concurrency, Rate, Rule
 from scheduler.core.timers import Timers
 from schemas.messages import LimitChanged, LimitGrant, LimitHeld, LimitStrategy, LimitWish
-from schemas.priorities import WEIGHTS
+from schemas.priorities import PRIORITIES
 
 # Who holds something for so long is asked whether it is still needed; then after twice as long, and so on up to the
 # second: for so long at most a permit is lost whose return was lost.
 CHECK_US, CHECK_US_MAX = 10_000_000, 300_000_000
-_ALL = tuple(WEIGHTS)
 _SEPARATOR = "\n"  # between a key and an attempt
 
 CHANGES_MAX = 2_000  # attempts of one kind in one decision: its event must not outgrow a record
@@ -68,10 +67,10 @@ class _Key:
 
     __slots__ = ("asked", "bucket", "cancelled", "holders", "returned", "used", "wishes")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.holders: dict[str, int] = {}  # the shard of each, oldest first
         self.bucket: _Bucket | None = None  # None: full
-        self.wishes = FairQueue()
+        self.wishes: FairQueue[str] = FairQueue(name, {})
         self.asked: dict[str, int] = {}  # the shard of each wish, oldest first
         self.used: dict[str, None] = {}  # heard of, and not decided yet; in their order
         self.returned: dict[str, None] = {}
@@ -82,7 +81,7 @@ class _Key:
 
     def wish(self, shard: int, wish: LimitWish) -> None:
         self.asked[wish.attempt] = shard
-        self.wishes.put(wish.attempt, wish.priority, str(shard), 0)
+        self.wishes.put(wish.attempt, wish.priority, str(shard))
 
     def unwish(self, attempt: str) -> None:
         if self.asked.pop(attempt, None) is not None:
@@ -215,7 +214,7 @@ class Limiter:
         if room > CHANGES_MAX:
             room = CHANGES_MAX
             self._open.add(name)
-        while room > 0 and (chosen := key.wishes.pop(_ALL, equal_weights)) is not None:
+        while room > 0 and (chosen := key.wishes.pop(PRIORITIES, equal_weights)) is not None:
             granted.setdefault(key.asked.pop(chosen.task_id), []).append(chosen.task_id)
             self._check_at(name, chosen.task_id, now, CHECK_US)
             room -= 1
@@ -336,5 +335,5 @@ class Limiter:
     def _key(self, name: str) -> _Key:
         key = self._keys.get(name)
         if key is None:
-            key = self._keys[name] = _Key()
+            key = self._keys[name] = _Key(name)
         return key

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -108,9 +108,11 @@ from schemas.messages import (
     WorkerHeartbeat,
     WorkerSignal,
 )
+from schemas.priorities import Weights
 from schemas.topics import INPUT_TOPICS
 from schemas.wheel import WheelShape
 
+DERIVED_PER_STEP = 1_000  # tasks, after a load, before others may go on
 TIMERS_PER_STEP = 500  # a herd of timers is released in batches, so that inputs are not kept waiting
 RECHECK_US = 200_000  # how soon a silent worker is judged again while its reports may still be unread
 
@@ -133,6 +135,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     )
     markers_max: int = 1_000_000  # changed or cancelled tasks in the wheel: 0.3 KB each
     admission: AdmissionSettings = AdmissionSettings()
+    weights: Weights = Weights()  # of priorities
 
 
 # Refusals after which whoever waits for no reply finds the record among the invalid ones: what it asked for would be
@@ -224,7 +227,7 @@ class Shard:
         self._was_behind = True  # until it is known that all overdue slots were read
         self._timers = Timers()
         policies = policies or Policies()
-        self._dispatch = Dispatch(policies)
+        self._dispatch = Dispatch(policies, settings.weights)
         self._admission = Admission(settings.admission, policies, settings.shards)
         self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
@@ -419,6 +422,11 @@ class Shard:
 
     def on_loaded(self, now: int, offset: int) -> None:
         """All events up to `offset` are folded: derive the rest and begin to act."""
+        for _ in self.derive(now, offset):
+            pass
+
+    def derive(self, now: int, offset: int) -> Iterator[None]:
+        """Derive the rest, as `on_loaded` does, in small steps: of a million tasks it takes many seconds."""
         self._is_loaded = True
         self._acknowledged_offset = offset
         tasks = self.state.tasks
@@ -426,7 +434,9 @@ class Shard:
         rooted = [
             (ended.created_at, ended.task_id) for ended in self.state.ended.values() if unique_root(ended.task_id)
         ]
-        for task in tasks.snapshot():
+        for number, task in enumerate(tasks.snapshot()):
+            if number % DERIVED_PER_STEP == DERIVED_PER_STEP - 1:
+                yield
             self._track(None, task, now)
             self._offer_to_wheel(task)
             if task.status is Status.PENDING:
@@ -434,7 +444,9 @@ class Shard:
             if unique_root(task.task_id):
                 rooted.append((task.created_at, task.task_id))
         self.state.uniques.derive(rooted)
-        for _, task_id in sorted(pending):
+        for number, (_, task_id) in enumerate(sorted(pending)):
+            if number % DERIVED_PER_STEP == DERIVED_PER_STEP - 1:
+                yield
             self._may_go(tasks[task_id], now)
             self._suspects.add(task_id)
         for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
@@ -1166,7 +1178,7 @@ class Shard:
         """Records to be sent, each with its ready partition."""
         tasks = self.state.tasks
         self._dispatch.follow_policies(tasks, now)
-        picked = self._dispatch.pick(now, partitions_of)
+        picked = self._dispatch.pick(now, partitions_of, tasks.size)
         return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in picked]
 
     def not_sent(self, task_ids: Sequence[str], now: int) -> None:

@@ -53,16 +53,26 @@ class Tasks(MutableMapping[str, Task]):
             self._kept[task_id] = packed
             self._count(packed, 1)
 
+    def size(self, task_id: str) -> int:
+        """About how many bytes a task has."""
+        return _size(self._kept[task_id])
+
+    def unpacked(self) -> list[Task]:
+        """Those that are not packed, as they are now. Safe from any thread."""
+        return [kept for kept in list(self._kept.values()) if isinstance(kept, Task)]
+
     def snapshot(self) -> Iterator[Task]:
         """Each task, as all of them are now. Safe from any thread."""
         return map(_unpacked, list(self._kept.values()))
 
     def _count(self, kept: Task | bytes | None, difference: int) -> None:
-        if isinstance(kept, Task):
-            self.bytes += difference * (len(kept.spec.payload) + len(kept.checkpoint or b""))
-        elif kept is not None:
-            self.packed += difference
-            self.bytes += difference * len(kept)
+        if kept is not None:
+            self.bytes += difference * _size(kept)
+            self.packed += difference * isinstance(kept, bytes)
+
+
+def _size(kept: Task | bytes) -> int:
+    return len(kept.spec.payload) + len(kept.checkpoint or b"") if isinstance(kept, Task) else len(kept)
 
 
 def _unpacked(kept: Task | bytes) -> Task:

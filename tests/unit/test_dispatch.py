@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from msgspec.structs import replace
 
 from scheduler.core.dispatch import (
@@ -16,18 +17,17 @@ from scheduler.core.dispatch import (
     WINDOW_MAX,
     WINDOW_START,
     Dispatch,
+    SizeOf,
 )
 from scheduler.core.policies import Policies
 from schemas.messages import Priority, QueuePolicy, Status, Task, TaskSpec, TenantPolicy
-from schemas.priorities import WEIGHTS, WeightedChoice
+from schemas.priorities import PRIORITIES, WeightedChoice, Weights
 
 PARTITIONS = 3
 
 
-def task(
-    task_id: str, priority: Priority = Priority.MEDIUM, queue: str = "default", kind: str = "t", payload: bytes = b""
-) -> Task:
-    spec = TaskSpec(task_type=kind, priority=priority, queue=queue, payload=payload)
+def task(task_id: str, priority: Priority = Priority.MEDIUM, queue: str = "default", kind: str = "t") -> Task:
+    spec = TaskSpec(task_type=kind, priority=priority, queue=queue)
     return Task(task_id=task_id, spec=spec, status=Status.PENDING, version=1, created_at=0, updated_at=0)
 
 
@@ -43,16 +43,23 @@ def offered(*tasks: Task) -> Dispatch:
     return dispatch
 
 
-def sent(dispatch: Dispatch, now: int = 0) -> list[str]:
-    return [out.task_id for out in dispatch.pick(now, everywhere)]
+def empty(_task_id: str) -> int:
+    """All tasks have as many bytes."""
+    return 0
 
 
-def test_choices_have_the_weights_over_every_run_and_nobody_starves() -> None:
-    choice, candidates = WeightedChoice(), list(WEIGHTS)
+def sent(dispatch: Dispatch, now: int = 0, size_of: SizeOf = empty) -> list[str]:
+    return [out.task_id for out in dispatch.pick(now, everywhere, size_of)]
+
+
+@pytest.mark.parametrize("weights", [Weights(), Weights(1, 1, 1), Weights(50, 40, 10)])
+def test_choices_have_the_weights_over_every_run_and_nobody_starves(weights: Weights) -> None:
+    choice, candidates = WeightedChoice(weights), list(PRIORITIES)
     chosen = [choice.choose(candidates) for _ in range(1_000)]
     for begin in range(0, 900, 50):
         counts = Counter(chosen[begin : begin + 100])
-        assert all(abs(counts[priority] - weight) <= 2 for priority, weight in WEIGHTS.items()), counts
+        for priority, weight in zip(PRIORITIES, weights, strict=True):
+            assert abs(counts[priority] - 100 * weight / sum(weights)) <= 2, counts
 
 
 def test_a_priority_goes_out_oldest_first() -> None:
@@ -201,12 +208,12 @@ def test_an_updated_task_is_offered_anew_with_its_new_priority() -> None:
 
 def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
     dispatch = offered(*(task(str(i)) for i in range(6)))
-    out = dispatch.pick(0, everywhere)
+    out = dispatch.pick(0, everywhere, empty)
     assert [record.partition for record in out] == [0, 1, 2, 0, 1, 2]
     dispatch.started("1")
     dispatch.started("4")
     dispatch.offer(task("new"), 0)
-    assert [record.partition for record in dispatch.pick(0, everywhere)] == [1]
+    assert [record.partition for record in dispatch.pick(0, everywhere, empty)] == [1]
 
 
 def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> None:
@@ -220,11 +227,11 @@ def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> 
 
 
 def test_what_is_out_is_bounded_by_bytes_too() -> None:
-    large = [task(str(i), payload=bytes(256 * 1024)) for i in range(100)]
-    dispatch = offered(*large)
+    dispatch = offered(*(task(str(i)) for i in range(100)))
     for one in sent(dispatch):
         dispatch.started(one)
-    out = sent(dispatch)
+    out = sent(dispatch, size_of=lambda _: 256 * 1024)
+    assert sent(dispatch, size_of=lambda _: 256 * 1024) == []
     assert sum(256 * 1024 for _ in out) <= WINDOW_BYTES_MAX + 256 * 1024
 
 
@@ -244,7 +251,7 @@ def test_names_that_come_and_go_leave_nothing_behind() -> None:
 def test_what_a_topic_cannot_take_waits_and_nothing_else_does() -> None:
     dispatch = offered(task("a"), task("b", Priority.HIGH), task("c", queue="other"))
     closed = {("default", Priority.MEDIUM)}
-    picked = dispatch.pick(0, lambda queue, priority: 0 if (queue, priority) in closed else PARTITIONS)
+    picked = dispatch.pick(0, lambda queue, priority: 0 if (queue, priority) in closed else PARTITIONS, empty)
     assert {out.task_id for out in picked} == {"b", "c"}
     assert dispatch.next_at() == HELD_US
     assert sent(dispatch, HELD_US) == ["a"]
@@ -265,20 +272,20 @@ def test_what_was_not_sent_goes_out_again_in_its_order_and_the_window_stays() ->
 
 def test_records_go_to_the_partitions_that_a_topic_has_now() -> None:
     dispatch = offered(*(task(str(i)) for i in range(9)))
-    assert [out.partition for out in dispatch.pick(0, lambda *_: 4)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 4, empty)] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     dispatch.offer(task("fewer"), 0)
-    assert [out.partition for out in dispatch.pick(0, lambda *_: 2)] == [1]
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 2, empty)] == [1]
     for number in range(9):
         dispatch.started(str(number))
     dispatch.offer(task("more"), 0)
-    assert [out.partition for out in dispatch.pick(0, lambda *_: 6)] == [0]
-    assert {out.partition for out in dispatch.pick(RESEND_US, lambda *_: 6)} == {0, 1}
+    assert [out.partition for out in dispatch.pick(0, lambda *_: 6, empty)] == [0]
+    assert {out.partition for out in dispatch.pick(RESEND_US, lambda *_: 6, empty)} == {0, 1}
 
 
 def test_what_nobody_starts_is_not_sent_again_while_its_topic_cannot_take_it() -> None:
     dispatch = offered(task("a"))
     sent(dispatch)
-    assert dispatch.pick(RESEND_US, lambda *_: 0) == []
+    assert dispatch.pick(RESEND_US, lambda *_: 0, empty) == []
     assert sent(dispatch, 2 * RESEND_US) == ["a"]
     assert dispatch.next_at() == 4 * RESEND_US
 

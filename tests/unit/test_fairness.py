@@ -10,21 +10,21 @@ import pytest
 
 from scheduler.core.fairness import FairQueue, equal_weights
 from schemas.messages import Priority
-from schemas.priorities import WEIGHTS
+from schemas.priorities import PRIORITIES
 
-ALL = list(WEIGHTS)
+ALL = list(PRIORITIES)
 LOW, HIGH = Priority.LOW, Priority.HIGH
 
 
-def filled(counts: Mapping[str, int], priority: Priority = LOW) -> FairQueue:
-    queue = FairQueue()
+def filled(counts: Mapping[str, int], priority: Priority = LOW) -> FairQueue[str]:
+    queue = FairQueue("q", {})
     for tenant_id, count in counts.items():
         for number in range(count):
-            queue.put(f"{tenant_id}{number}", priority, tenant_id, 0)
+            queue.put(f"{tenant_id}{number}", priority, tenant_id)
     return queue
 
 
-def popped(queue: FairQueue, count: int, weights: Mapping[str, int] | None = None) -> list[str]:
+def popped(queue: FairQueue[str], count: int, weights: Mapping[str, int] | None = None) -> list[str]:
     """Ids, in order."""
     found = []
     for _ in range(count):
@@ -41,8 +41,8 @@ def by_tenant(task_ids: list[str]) -> Counter[str]:
 def test_a_tenant_that_comes_late_is_served_at_once_and_each_in_its_order() -> None:
     queue = filled({"a": 1_000})
     assert popped(queue, 3) == ["a0", "a1", "a2"]
-    queue.put("b0", LOW, "b", 0)
-    queue.put("b1", LOW, "b", 0)
+    queue.put("b0", LOW, "b")
+    queue.put("b1", LOW, "b")
     assert popped(queue, 6) == ["b0", "a3", "b1", "a4", "a5", "a6"]
 
 
@@ -65,7 +65,7 @@ def test_who_was_idle_has_earned_nothing() -> None:
     queue = filled({"a": 1_000, "b": 1})
     popped(queue, 500)
     for number in range(500):
-        queue.put(f"b-{number}", LOW, "b", 0)
+        queue.put(f"b-{number}", LOW, "b")
     assert abs(by_tenant(popped(queue, 100))["b"] - 50) <= 1
 
 
@@ -76,34 +76,34 @@ def test_to_come_again_each_time_when_served_earns_no_more_than_to_wait() -> Non
         (task_id,) = popped(queue, 1)
         chosen.append(task_id)
         if task_id.startswith("b"):
-            queue.put(f"b-{number}", LOW, "b", 0)
+            queue.put(f"b-{number}", LOW, "b")
     assert by_tenant(chosen) == {"a": 100, "b": 100, "c": 100}
 
 
 def test_what_is_put_first_goes_before_its_tenants_others_alone() -> None:
     queue = filled({"a": 2, "b": 2})
-    queue.put("a9", LOW, "a", 0, is_first=True)
+    queue.put("a9", LOW, "a", is_first=True)
     assert [task_id for task_id in popped(queue, 5) if task_id.startswith("a")] == ["a9", "a0", "a1"]
 
 
 def test_only_priorities_that_are_allowed() -> None:
     queue = filled({"a": 1}, LOW)
     assert queue.pop([HIGH], equal_weights) is None
-    queue.put("h0", HIGH, "a", 7)
+    queue.put("h0", HIGH, "a")
     assert queue.priorities() == [HIGH, LOW]
-    assert queue.pop([HIGH], equal_weights) == ("h0", HIGH, "a", 7)
+    assert queue.pop([HIGH], equal_weights) == ("h0", HIGH, "a")
 
 
 def test_it_holds_what_was_put_and_not_taken_or_removed() -> None:
     """Against a set, over random steps; the queue forgets who has no work."""
     seed = Random().getrandbits(32)
     print("seed", seed)  # noqa: T201
-    rng, queue, waiting = Random(seed), FairQueue(), {}
+    rng, queue, waiting = Random(seed), FairQueue("q", {}), {}
     for number in range(20_000):
         step = rng.random()
         if step < 0.5:
             place = rng.choice(ALL), rng.choice("abcdefgh")
-            queue.put(str(number), *place, 0)
+            queue.put(str(number), *place)
             waiting[str(number)] = place
         elif step < 0.75 and waiting:
             task_id = rng.choice(list(waiting)[:50])
@@ -116,7 +116,7 @@ def test_it_holds_what_was_put_and_not_taken_or_removed() -> None:
                 assert (taken.priority, taken.tenant_id) == waiting.pop(taken.task_id)
         assert len(queue) == len(waiting)
     depth = Counter(waiting.values())
-    assert {(priority, tenant_id): count for priority, tenant_id, count in queue.depth()} == depth
+    assert {(line.priority, line.tenant_id): line.count for line in queue.lines()} == depth
     while queue.pop(ALL, equal_weights) is not None:
         pass
     assert all(not tenants._turn and not tenants._passes for tenants in queue._by_priority.values())
