@@ -1,7 +1,7 @@
 """Tasks that could start but must wait, on Kafka: what a long queue costs in memory, throughput and time to cancel.
 
-A queue is paused and filled by topic. Its scheduler is killed, tasks in the middle are cancelled, and the queue is
-resumed: then as many tasks as before it was filled are submitted while what waits is worked off.
+A queue is paused and filled by topic, tasks in the middle are cancelled, and the queue is resumed: then as many tasks
+as before it was filled are submitted while what waits is worked off. At last the scheduler is killed.
 """
 
 from __future__ import annotations
@@ -73,16 +73,12 @@ def _measure(options: BacklogOptions, folder: Path, say: Say) -> Backlog:
         accepted_s = _fill(stage, options)
         time.sleep(CHECKPOINT_S)
         filled_rss_mb, filled_rss_mb_max = _rss_mb(stage), _rss_mb_max(stage)
-        say(f"accepted in {accepted_s:.0f} s, {filled_rss_mb:,.0f} MB; the scheduler is killed")
-        restart_s = kill_and_restart(stage, options.shards, WAIT_S + pending / ACCEPTS_PER_S_MIN)
-        say(f"another one has them after {restart_s:.1f} s; {options.cancels} are cancelled")
+        say(f"accepted in {accepted_s:.0f} s, {filled_rss_mb:,.0f} MB; {options.cancels} are cancelled")
         cancelled, took_ns = asyncio.run(_cancel(stage, options))
-        say("the queue is resumed")
-        begun = stage.starts.started
-        stage.backend.queues.resume("default").run()
-        wait_until(lambda: stage.starts.started > begun, WAIT_S)
         backlog_s = _run_behind(stage, pending + 2 * tasks, tasks)
-        say(f"{tasks / backlog_s:,.0f} tasks/s with what waits")
+        say(f"{tasks / backlog_s:,.0f} tasks/s with what waits; the scheduler is killed")
+        restart_s = kill_and_restart(stage, options.shards, WAIT_S + pending / ACCEPTS_PER_S_MIN)
+        say(f"another one has them after {restart_s:.1f} s, and works them off")
         wanted = total - len(cancelled)
         _started(stage, wanted, WAIT_S + pending / DRAINS_PER_S_MIN)
         is_started = [bool(stage.starts.first_ns[number]) for number in cancelled]
@@ -118,7 +114,10 @@ def _run(stage: ClusterStage, first: int, tasks: int) -> float:
 
 
 def _run_behind(stage: ClusterStage, first: int, tasks: int) -> float:
-    """Submit tasks while others start; after how many seconds all were accepted, and as many others had started."""
+    """Resume the queue and submit tasks; how many seconds until all are accepted, and as many others have started."""
+    begun = stage.starts.started
+    stage.backend.queues.resume("default").run()
+    wait_until(lambda: stage.starts.started > begun, WAIT_S)
     wanted, begun_s = stage.starts.started + tasks, time.perf_counter()
     submitting = threading.Thread(target=submit, args=(stage, first, first + tasks))
     submitting.start()

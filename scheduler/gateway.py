@@ -223,7 +223,7 @@ class Gateway:
         if (stats := self._stats) is None:
             raise Retriable("the gateway has just begun to listen to the shards")
         now_s = self._monotonic()
-        return Amounts(tuple(stats.amounts(now_s)), stats.shards(now_s), self.shards)
+        return Amounts(tuple(stats.amounts(now_s)), stats.limits(now_s), stats.shards(now_s), self.shards)
 
     def say(self, policy: Policy) -> None:
         """Write a policy; wait until it is in the log, and holds here.

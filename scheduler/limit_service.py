@@ -8,16 +8,19 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from pydantic import Field
 
-from scheduler.core.limit_keys import LimitProblem, limit_of
+from scheduler.core.limit_keys import LimitProblem, limit_of, name_of
 from scheduler.instants import format_instant
 from scheduler.operations import Operation, Performer, Steps, at_once, refusing_errors
 from scheduler.ports import Clock
 from scheduler.queue_service import Board, check_name, said
+from scheduler.queue_stats import LimitAmount
 from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
 from scheduler.submission import Body, Duration, ms_of, validated
 from schemas.messages import LimitPolicy, LimitStrategy
 
 T = TypeVar("T")
+
+KEYS_SHOWN = 20
 
 
 class LimitDeclaration(Body):
@@ -45,8 +48,20 @@ class LimitDeclaration(Body):
     )
 
 
+class LimitKeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rendering of a limit's template: how many tasks wait for it, and how many attempts hold something of it."""
+
+    key: str
+    waiting: int
+    held: int
+
+
 class LimitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit as it holds. `burst` null: of concurrency. Instants are RFC 3339 text in UTC."""
+    """A limit as it holds. `burst` null: of concurrency. Instants are RFC 3339 text in UTC.
+
+    `waiting` tasks wait for it, `held` attempts hold a permit, or a token of which it is not known yet that it is used;
+    both as of a second ago, of up to a hundred keys of each shard. `keys` are those for which most wait, 20 at most.
+    """
 
     name: str
     count: int
@@ -56,6 +71,9 @@ class LimitView(msgspec.Struct, frozen=True, kw_only=True):
     where: Mapping[str, str]
     strategy: LimitStrategy
     set_at: str
+    waiting: int
+    held: int
+    keys: Sequence[LimitKeyView]
 
 
 class LimitList(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,11 +90,11 @@ class LimitService:
 
     def limit(self, name: str) -> Operation[LimitView]:
         """How a limit stands."""
-        return self._operation(at_once(lambda: _view(self._known(name))))
+        return self._operation(at_once(lambda: self._view(self._known(name))))
 
     def limits(self) -> Operation[LimitList]:
         """All limits."""
-        return self._operation(at_once(lambda: LimitList(limits=[_view(one) for one in self._board.policies.limits()])))
+        return self._operation(at_once(self._limits))
 
     def set_limit(self, name: str, declaration: LimitDeclaration) -> Operation[LimitView]:
         """Let a limit hold from now on, also for what waits already. The same one again changes nothing."""
@@ -101,7 +119,20 @@ class LimitService:
         before = self._board.policies.limit(name)
         if before is None or msgspec.structs.replace(before, set_at=wanted.set_at) != wanted:
             yield from said(self._board, wanted)
-        return _view(self._known(name))
+        return self._view(self._known(name))
+
+    def _limits(self) -> LimitList:
+        amounts = self._amounts()
+        return LimitList(limits=[_view(one, amounts.get(one.name, ())) for one in self._board.policies.limits()])
+
+    def _view(self, policy: LimitPolicy) -> LimitView:
+        return _view(policy, self._amounts().get(policy.name, ()))
+
+    def _amounts(self) -> Mapping[str, Sequence[LimitAmount]]:
+        found: dict[str, list[LimitAmount]] = {}
+        for one in self._board.amounts().limits:
+            found.setdefault(name_of(one.key), []).append(one)
+        return found
 
     def _remove(self, name: str) -> Steps[None]:
         found = self._known(name)
@@ -134,8 +165,9 @@ def declared_limit(name: str, declaration: LimitDeclaration, now: int) -> LimitP
     return policy
 
 
-def _view(policy: LimitPolicy) -> LimitView:
+def _view(policy: LimitPolicy, amounts: Sequence[LimitAmount]) -> LimitView:
     rule = limit_of(policy).rule
+    ranked = sorted(amounts, key=lambda one: (-one.waiting, -one.held, one.key))
     return LimitView(
         name=policy.name,
         count=policy.count,
@@ -145,4 +177,10 @@ def _view(policy: LimitPolicy) -> LimitView:
         where=policy.where,
         strategy=policy.strategy,
         set_at=format_instant(policy.set_at),
+        waiting=sum(one.waiting for one in amounts),
+        held=sum(one.held for one in amounts),
+        keys=[
+            LimitKeyView(key=one.key.partition("/")[2], waiting=one.waiting, held=one.held)
+            for one in ranked[:KEYS_SHOWN]
+        ],
     )

@@ -14,7 +14,7 @@ from scheduler.operations import Operation, Performer, Steps, at_once, read, ref
 from scheduler.ports import Clock
 from scheduler.queue_stats import Amount, Amounts
 from scheduler.refusals import Refusal, RefusalKind, Refused, invalid
-from scheduler.submission import Body, check_reason
+from scheduler.submission import Body, Duration, MaxAttempts, PriorityName, check_reason, ms_of
 from schemas.ids import NAME_RULE, is_name
 from schemas.messages import Policy, Priority, QueuePolicy, TenantPolicy
 
@@ -27,11 +27,21 @@ PendingMax = Annotated[int, Field(ge=1, le=1_000_000_000)]
 ALERT_PENDING = 100_000  # waiting tasks of a queue from which on somebody is to look
 
 
+class QueueDefaults(Body):
+    """What holds for submissions to a queue that do not say it. Producers that write to the topic say everything."""
+
+    priority: PriorityName | None = None
+    timeout_seconds: Duration | None = Field(None, description="Of one attempt.")
+    total_timeout_seconds: Duration | None = Field(None, description="Of the whole task, from its due time.")
+    max_attempts: MaxAttempts | None = None
+
+
 class QueueChange(Body):
     """What an operator changes of a queue. What is absent stays; null stands for what the settings say."""
 
     is_drained: bool | None = Field(None, description="Whether it takes no new tasks; those that it has go on.")
     pending_max: PendingMax | None = Field(None, description="How many of its tasks may wait.")
+    defaults: QueueDefaults | None = Field(None, description="Those that are absent stay; null: none at all.")
 
 
 class TenantChange(Body):
@@ -45,22 +55,37 @@ class TenantChange(Body):
 
 
 class PriorityView(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is of one priority. `oldest_at`: since when the task that waits longest might have started."""
+    """What there is of one priority. `oldest_at`: since when the task that waits longest might have started.
+
+    `waited_ms`: how long those had waited that started in the last second, in the mean; null: none did.
+    """
 
     priority: Priority
     pending: int
     running: int
     started_per_s: float
+    waited_ms: float | None
     oldest_at: str | None
+
+
+class QueueDefaultsView(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds for submissions that do not say it themselves; null: what holds everywhere."""
+
+    priority: Priority | None
+    timeout_seconds: float | None
+    total_timeout_seconds: float | None
+    max_attempts: int | None
 
 
 class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     """A queue: what waits and runs, and what operators said of it. Instants are RFC 3339 text in UTC.
 
     The counts are a second old at most, or ten while nothing happens. `throttled` of the pending ones wait for a limit.
-    `backlog` is what workers are needed for: the other pending ones, and those that run. `set_at` is when an operator
-    said the last word; null: nobody did. `pending_max` is what may wait; null: what the settings of the schedulers say.
-    `is_crowded`: 100,000 wait, or more. `is_drained`: it takes no new tasks.
+    `due_soon` wait for an instant within the next minute. `backlog` is what workers are needed for: the other pending
+    ones, those that run, and those due soon. `waited_ms`: how long those had waited that started in the last second, in
+    the mean; null: none did. `set_at` is when an operator said the last word; null: nobody did. `pending_max` is what
+    may wait; null: what the settings of the schedulers say. `is_crowded`: 100,000 wait, or more. `is_drained`: it takes
+    no new tasks.
     """
 
     queue: str
@@ -72,11 +97,14 @@ class QueueView(msgspec.Struct, frozen=True, kw_only=True):
     set_at: str | None
     pending: int
     throttled: int
+    due_soon: int
     running: int
     backlog: int
     started_per_s: float
+    waited_ms: float | None
     oldest_at: str | None
     priorities: Sequence[PriorityView]
+    defaults: QueueDefaultsView
 
 
 class QueueList(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +129,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     running: int
     started_per_s: float
+    waited_ms: float | None
 
 
 class TenantList(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +241,8 @@ class QueueService:
         given = _given(change)
         if given.get("is_drained", False) is None:
             given["is_drained"] = False
+        if "defaults" in given:
+            given |= _default_fields(given.pop("defaults"))
         before = self._board.policies.queue(queue)
         after: QueuePolicy = msgspec.structs.replace(before, **given)
         if after != before or not before.set_at:  # to say anything of a queue makes it known
@@ -242,6 +273,18 @@ def _given(change: Body) -> dict[str, Any]:
     return {name: getattr(change, name) for name in change.model_fields_set}
 
 
+def _default_fields(defaults: QueueDefaults | None) -> dict[str, Any]:
+    given = QueueDefaults.model_fields if defaults is None else defaults.model_fields_set
+    defaults = defaults or QueueDefaults.model_validate({})
+    fields: dict[str, tuple[str, Any]] = {
+        "priority": ("priority", defaults.priority),
+        "timeout_seconds": ("timeout_ms", ms_of(defaults.timeout_seconds)),
+        "total_timeout_seconds": ("total_timeout_ms", ms_of(defaults.total_timeout_seconds)),
+        "max_attempts": ("max_attempts", defaults.max_attempts),
+    }
+    return dict(fields[name] for name in given)
+
+
 def check_name(field: str, name: str) -> None:
     """Raises Refused: it is none."""
     if not is_name(name):
@@ -249,8 +292,8 @@ def check_name(field: str, name: str) -> None:
 
 
 def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
-    pending, running, started_per_s, oldest_at = _sum(found)
-    throttled = sum(one.throttled for one in found)
+    pending, running = _pending(found), _running(found)
+    throttled, due_soon = sum(one.throttled for one in found), sum(one.due_soon for one in found)
     return QueueView(
         queue=policy.queue,
         is_paused=policy.is_paused,
@@ -261,44 +304,72 @@ def _queue_view(policy: QueuePolicy, found: Sequence[Amount]) -> QueueView:
         set_at=_instant(policy.set_at),
         pending=pending,
         throttled=throttled,
+        due_soon=due_soon,
         running=running,
-        backlog=pending - throttled + running,
-        started_per_s=started_per_s,
-        oldest_at=oldest_at,
+        backlog=pending - throttled + running + due_soon,
+        started_per_s=_started_per_s(found),
+        waited_ms=_waited_ms(found),
+        oldest_at=_oldest_at(found),
         priorities=[_priority_view(priority, found) for priority in Priority],
+        defaults=QueueDefaultsView(
+            priority=policy.priority,
+            timeout_seconds=_seconds(policy.timeout_ms),
+            total_timeout_seconds=_seconds(policy.total_timeout_ms),
+            max_attempts=policy.max_attempts,
+        ),
     )
 
 
 def _priority_view(priority: Priority, amounts: Sequence[Amount]) -> PriorityView:
-    pending, running, started_per_s, oldest_at = _sum([one for one in amounts if one.priority is priority])
+    found = [one for one in amounts if one.priority is priority]
     return PriorityView(
-        priority=priority, pending=pending, running=running, started_per_s=started_per_s, oldest_at=oldest_at
+        priority=priority,
+        pending=_pending(found),
+        running=_running(found),
+        started_per_s=_started_per_s(found),
+        waited_ms=_waited_ms(found),
+        oldest_at=_oldest_at(found),
     )
 
 
 def _tenant_view(policy: TenantPolicy, found: Sequence[Amount]) -> TenantView:
-    pending, running, started_per_s, _ = _sum(found)
     return TenantView(
         tenant_id=policy.tenant_id,
         weight=policy.weight,
         submits_per_s=policy.submits_per_s,
         pending_max=policy.pending_max,
         set_at=_instant(policy.set_at),
-        pending=pending,
-        running=running,
-        started_per_s=started_per_s,
+        pending=_pending(found),
+        running=_running(found),
+        started_per_s=_started_per_s(found),
+        waited_ms=_waited_ms(found),
     )
 
 
-def _sum(amounts: Sequence[Amount]) -> tuple[int, int, float, str | None]:
-    oldest_at = min((one.oldest_at for one in amounts if one.oldest_at is not None), default=0)
-    return (
-        sum(one.pending for one in amounts),
-        sum(one.running for one in amounts),
-        round(sum(one.started_per_s for one in amounts), 1),
-        _instant(oldest_at),
-    )
+def _pending(found: Sequence[Amount]) -> int:
+    return sum(one.pending for one in found)
+
+
+def _running(found: Sequence[Amount]) -> int:
+    return sum(one.running for one in found)
+
+
+def _started_per_s(found: Sequence[Amount]) -> float:
+    return round(sum(one.started_per_s for one in found), 1)
+
+
+def _waited_ms(found: Sequence[Amount]) -> float | None:
+    started = sum(one.started_per_s for one in found)
+    return round(sum(one.waited_us_per_s for one in found) / started / 1_000, 1) if started else None
+
+
+def _oldest_at(found: Sequence[Amount]) -> str | None:
+    return _instant(min((one.oldest_at for one in found if one.oldest_at is not None), default=0))
 
 
 def _instant(at: int) -> str | None:
     return format_instant(at) if at else None
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1_000

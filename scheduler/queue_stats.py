@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -30,19 +31,35 @@ class Amount(NamedTuple):
     running: int
     started_per_s: float
     oldest_at: int | None
+    due_soon: int
+    waited_us_per_s: float  # of those that started: with `started_per_s` the mean
+
+
+class LimitAmount(NamedTuple):
+    """How much waits for one key of a limit, and is held of it, in all shards."""
+
+    key: str
+    waiting: int
+    held: int
 
 
 class Amounts(NamedTuple):
     """What is known of all shards: `heard` of `shards` told of themselves lately."""
 
     found: Sequence[Amount]
+    limits: Sequence[LimitAmount]
     heard: int
     shards: int
 
 
+class _Rate(NamedTuple):
+    started_per_s: float
+    waited_us_per_s: float
+
+
 class _Heard(NamedTuple):
     stats: ShardStats
-    rates: dict[tuple[str, Priority, str], float]
+    rates: dict[tuple[str, Priority, str], _Rate]
     heard_s: float
 
 
@@ -75,28 +92,53 @@ class StatsFollower:
 
     def amounts(self, now_s: float) -> Iterator[Amount]:
         """What the shards that were heard of lately have, one by one. Safe from any thread."""
-        for heard in list(self._heard.values()):
-            if now_s - heard.heard_s <= STALE_S:
-                for one in heard.stats.queues:
-                    rate = heard.rates.get(_key(one), 0.0)
-                    yield Amount(*_key(one), one.pending, one.throttled, one.running, rate, one.oldest_at)
+        for heard in self._lately(now_s):
+            for one in heard.stats.queues:
+                rate = heard.rates.get(_key(one), _Rate(0.0, 0.0))
+                yield Amount(
+                    *_key(one),
+                    pending=one.pending,
+                    throttled=one.throttled,
+                    running=one.running,
+                    started_per_s=rate.started_per_s,
+                    oldest_at=one.oldest_at,
+                    due_soon=one.due_soon,
+                    waited_us_per_s=rate.waited_us_per_s,
+                )
+
+    def limits(self, now_s: float) -> Sequence[LimitAmount]:
+        """What is known of keys of limits, in all shards. Safe from any thread."""
+        waiting, held = Counter[str](), Counter[str]()
+        for heard in self._lately(now_s):
+            for one in heard.stats.limits:
+                waiting[one.key] += one.waiting
+                held[one.key] += one.held
+        return [LimitAmount(key, waiting[key], held[key]) for key in waiting]
 
     def shards(self, now_s: float) -> int:
         """Of how many shards it was heard lately. Safe from any thread."""
-        return sum(now_s - heard.heard_s <= STALE_S for heard in list(self._heard.values()))
+        return len(self._lately(now_s))
+
+    def _lately(self, now_s: float) -> list[_Heard]:
+        return [heard for heard in list(self._heard.values()) if now_s - heard.heard_s <= STALE_S]
 
     def close(self) -> None:
         """Stop listening; idempotent."""
         self._reader.close()
 
 
-def _rates(before: ShardStats | None, after: ShardStats) -> dict[tuple[str, Priority, str], float]:
-    """Starts a second between two words of the same owner; another one counts from its own beginning."""
+def _rates(before: ShardStats | None, after: ShardStats) -> dict[tuple[str, Priority, str], _Rate]:
+    """What happened in a second between two words of the same owner; another one counts from its own beginning."""
     if before is None or before.epoch != after.epoch or after.at <= before.at:
         return {}
     seconds = (after.at - before.at) / 1e6
-    started = {_key(one): one.started for one in before.queues}
-    return {_key(one): max(0, one.started - started.get(_key(one), 0)) / seconds for one in after.queues}
+    counted = {_key(one): (one.started, one.waited_us) for one in before.queues}
+    rates = {}
+    for one in after.queues:
+        started, waited_us = counted.get(_key(one), (0, 0))
+        if one.started >= started:  # else it was forgotten meanwhile, and counts from its own beginning
+            rates[_key(one)] = _Rate((one.started - started) / seconds, max(0, one.waited_us - waited_us) / seconds)
+    return rates
 
 
 def _key(one: QueueStats) -> tuple[str, Priority, str]:

@@ -46,7 +46,7 @@ from scheduler.refusals import (
     wrong_status,
 )
 from scheduler.schedule_service import LiveSchedules, ScheduleService
-from scheduler.submission import Submittable, Update, check_reason, check_scheduled_at
+from scheduler.submission import Submittable, Update, check_reason, check_scheduled_at, with_defaults
 from scheduler.task_view import (
     TaskView,
     is_caught_up,
@@ -71,6 +71,7 @@ from schemas.messages import (
     Status,
     SubmitTask,
     Task,
+    TaskSpec,
     UpdateTask,
 )
 
@@ -310,8 +311,16 @@ class TaskService:
         if refused is not None:
             raise Refused(Refusal(RefusalKind.TOO_MANY, refused.detail))
 
-    def _request_of(self, submission: Submittable, now: int, traceparent: str | None) -> SubmitTask:
+    def _spec_of(self, submission: Submittable, now: int) -> TaskSpec:
         spec = submission.spec(now)
+        try:
+            policy = self._gateway.policies.queue(spec.queue)
+        except TidewheelIOError as error:  # what holds in the queue is not known yet
+            raise Refused(Refusal(RefusalKind.UNAVAILABLE, str(error))) from error
+        return with_defaults(spec, submission.asked, policy)
+
+    def _request_of(self, submission: Submittable, now: int, traceparent: str | None) -> SubmitTask:
+        spec = self._spec_of(submission, now)
         self._check_payload(spec.payload)
         is_named = submission.task_id is not None or spec.idempotency_key is not None
         return SubmitTask(

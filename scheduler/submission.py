@@ -41,7 +41,7 @@ from schemas.limits import (
     METADATA_MAX,
     SCHEDULE_AHEAD_US_MAX,
 )
-from schemas.messages import Backoff, Jitter, Priority, RetryPolicy, TaskSpec, Uniqueness, UniqueScope
+from schemas.messages import Backoff, Jitter, Priority, QueuePolicy, RetryPolicy, TaskSpec, Uniqueness, UniqueScope
 
 KEY_RULE = "1 to 255 printable characters"
 QUEUE_RULE = "1 to 128 characters of A-Z a-z 0-9 _ . -"  # a queue is part of a topic's name
@@ -149,6 +149,7 @@ Lease = Annotated[float, Field(ge=LEASE_SECONDS_MIN, le=_SECONDS_MAX)]
 Factor = Annotated[float, Field(ge=1, le=1000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=256)]
 ClassNames = Annotated[tuple[ClassName, ...], Field(strict=False, max_length=CLASS_NAMES_MAX)]
+MaxAttempts = Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)]
 PriorityName = Annotated[Priority, Field(strict=False)]
 BackoffName = Annotated[Backoff, Field(strict=False)]
 JitterName = Annotated[Jitter, Field(strict=False)]
@@ -221,7 +222,7 @@ class TaskFields(Body):
     max_retries: Annotated[int, Field(ge=0, lt=ATTEMPTS_MAX)] | None = Field(
         None, description="Attempts after the first."
     )
-    max_attempts: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] | None = Field(None, description="`max_retries` + 1.")
+    max_attempts: MaxAttempts | None = Field(None, description="`max_retries` + 1.")
     max_crashes: Annotated[int, Field(ge=1, le=ATTEMPTS_MAX)] | None = Field(
         None, description="Attempts that may be lost with their worker before the task is DEAD."
     )
@@ -315,6 +316,11 @@ class Submission(TaskFields):
             raise not_allowed("is given beside a due time", "one of the two", "debounce")
 
     @property
+    def asked(self) -> Submission:
+        """The fields that were given."""
+        return self
+
+    @property
     def uniqueness(self) -> Uniqueness | None:
         """Whether it shares a task with others."""
         given = self.unique or self.debounce
@@ -386,6 +392,11 @@ class FilledTemplate:
         template = self._template
         spec = template.submission.spec(now) if template.has_times else template.timeless_spec
         return replace(spec, payload=self._payload)
+
+    @property
+    def asked(self) -> Submission:
+        """The fields that were given, without the payload."""
+        return self._template.submission
 
     def fingerprint(self) -> str:
         """As that of the Submission."""
@@ -479,6 +490,19 @@ def check_reason(reason: str | None) -> None:
 def _up(seconds: float, per_second: int) -> int:
     # Rounding to a thousandth of the unit first takes away what binary fractions add: 1.1 s are 1,100 ms, not 1,101.
     return math.ceil(round(seconds * per_second, 3))
+
+
+def with_defaults(spec: TaskSpec, asked: TaskFields, policy: QueuePolicy) -> TaskSpec:
+    """What is asked for, and of what is not said what holds in its queue."""
+    wanted = {
+        "priority": policy.priority if asked.priority is None else None,
+        "timeout_ms": policy.timeout_ms if asked.timeout_seconds is None else None,
+        "total_timeout_ms": policy.total_timeout_ms if asked.total_timeout_seconds is None else None,
+    }
+    given: dict[str, Any] = without_none(wanted)
+    if policy.max_attempts is not None and asked.max_attempts is None and asked.max_retries is None:
+        given["retry"] = replace(spec.retry, max_attempts=policy.max_attempts)
+    return replace(spec, **given) if given else spec
 
 
 def ms_of(seconds: float | None) -> int | None:

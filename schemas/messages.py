@@ -745,6 +745,12 @@ class TaskSnoozed(Message, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class TaskDeferred(Message, frozen=True, kw_only=True):
+    """A due task of low priority is to wait until `next_run_at`, since so much waits in its queue."""
+
+    next_run_at: int
+
+
 class TaskAttemptLost(Message, frozen=True, kw_only=True):
     """An attempt ended without a word of its handler. `crash_count` grew, unless it was given back at a shutdown."""
 
@@ -967,6 +973,7 @@ EventBody: TypeAlias = (
     | ScheduleSkipped
     | ScheduleFlagged
     | LimitChanged
+    | TaskDeferred
 )
 
 
@@ -1009,6 +1016,10 @@ class QueuePolicy(Message, frozen=True, kw_only=True):
     pause_reason: str | None = None
     pending_max: int | None = None
     is_drained: bool = False
+    priority: Priority | None = None
+    timeout_ms: int | None = None
+    total_timeout_ms: int | None = None
+    max_attempts: int | None = None
 
 
 class TenantPolicy(Message, frozen=True, kw_only=True):
@@ -1116,6 +1127,16 @@ class QueueStats(Message, frozen=True, kw_only=True):
     throttled: int = 0
     started: int
     oldest_at: int | None = None
+    due_soon: int = 0
+    waited_us: int = 0
+
+
+class LimitStats(Message, frozen=True, kw_only=True):
+    """What waits in one shard for one key of a limit; and what is held of it, if its home is there."""
+
+    key: str
+    waiting: int
+    held: int
 
 
 class ShardStats(Message, frozen=True, kw_only=True):
@@ -1125,6 +1146,7 @@ class ShardStats(Message, frozen=True, kw_only=True):
     epoch: int
     at: int
     queues: tuple[QueueStats, ...]
+    limits: tuple[LimitStats, ...] = ()
 
 
 class ShardCheckpoint(Message, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from schemas.messages import (
     TaskCancelled,
     TaskCancelRequested,
     TaskCheckpointed,
+    TaskDeferred,
     TaskDiscarded,
     TaskError,
     TaskExpired,
@@ -73,6 +74,7 @@ BODIES: dict[type, Make] = {
     TaskAttemptFailed: lambda task, rng, at: TaskAttemptFailed(
         **_attempt(task), finished_at=at - 1, error=_error(rng), failure_count=task.failure_count + 1, **_step(rng, at)
     ),
+    TaskDeferred: lambda _task, _, at: TaskDeferred(next_run_at=at + 3),
     TaskSnoozed: lambda task, _, at: TaskSnoozed(
         **_attempt(task), finished_at=at - 1, snooze_count=task.snooze_count + 1, next_run_at=at + 3
     ),

@@ -26,6 +26,7 @@ from tidewheel.options import (
     schedule_fields,
     seconds_of,
 )
+from tidewheel.queues import AppQueues, AppTenants
 from tidewheel.schedules import AppSchedules
 from tidewheel.settings import ClientSettings
 from workers.batches import Batch
@@ -50,6 +51,8 @@ class App:
         self.registry = Registry()
         self.schedules = AppSchedules(self)
         self.limits = AppLimits(self)
+        self.queues = AppQueues(self)
+        self.tenants = AppTenants(self)
         self._settings = settings
         self._backend: Backend | None = None
 

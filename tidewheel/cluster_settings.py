@@ -269,6 +269,13 @@ class Admission(_Section):
     queue_pending_max: int = _setting(
         10_000_000, "How many tasks of a queue may wait.", "from 1 to 10^9", ge=1, le=10**9
     )
+    queue_overflow_at: int | None = _setting(
+        1_000_000,
+        "How many tasks of a queue wait in memory before new ones of low priority are put off.",
+        "from 1 to 10^9",
+        ge=1,
+        le=10**9,
+    )
 
 
 _WEIGHT: Any = {"allowed": f"from 1 to {WEIGHT_MAX}", "ge": 1, "le": WEIGHT_MAX}

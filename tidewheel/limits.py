@@ -59,7 +59,7 @@ class AppLimits:
         done: dict[str, list[str]] = {"created": [], "changed": [], "unchanged": []}
         for name, fields in self._declared.items():
             before, after = known.get(name), self.set(name, **fields)
-            what = "created" if before is None else "unchanged" if before == after else "changed"
+            what = "created" if before is None else "unchanged" if before.set_at == after.set_at else "changed"
             done[what].append(name)
         return LimitsReport(**{what: tuple(names) for what, names in done.items()})
 

@@ -7,11 +7,11 @@ from fastapi import APIRouter, Request, Response
 from scheduler.api.documents import documented, reference
 from scheduler.api.exchange import check_query, json_response
 from scheduler.api.guard import read_json
-from scheduler.limit_service import LimitDeclaration, LimitList, LimitService, LimitView, declaration_of
+from scheduler.limit_service import LimitDeclaration, LimitKeyView, LimitList, LimitService, LimitView, declaration_of
 from scheduler.submission import parse_fields
 from schemas.limits import BODY_MAX
 
-ANSWERS: tuple[type, ...] = (LimitView, LimitList)
+ANSWERS: tuple[type, ...] = (LimitKeyView, LimitView, LimitList)
 
 
 def limit_routes(limits: LimitService) -> APIRouter:

@@ -13,6 +13,7 @@ from scheduler.api.guard import read_json, read_json_if_any
 from scheduler.queue_service import (
     PriorityView,
     QueueChange,
+    QueueDefaultsView,
     QueueList,
     QueueService,
     QueueView,
@@ -24,7 +25,7 @@ from scheduler.refusals import invalid
 from scheduler.submission import parse_fields, validated
 from schemas.limits import BODY_MAX
 
-ANSWERS: tuple[type, ...] = (PriorityView, QueueView, QueueList, TenantView, TenantList)
+ANSWERS: tuple[type, ...] = (PriorityView, QueueDefaultsView, QueueView, QueueList, TenantView, TenantList)
 _REASON_BODY = {
     "type": "object",
     "additionalProperties": False,
@@ -60,7 +61,7 @@ def _queue_routes(queues: QueueService) -> APIRouter:
 
     @routes.patch("/{queue}", **_changing(QueueChange, QueueView))
     async def change(queue: str, request: Request) -> Response:
-        """Let other bounds hold for a queue."""
+        """Let other bounds or defaults hold for a queue, and make it known."""
         fields = parse_fields(await read_json(request, BODY_MAX), tuple(QueueChange.model_fields))
         return json_response(await queues.set_queue(queue, validated(QueueChange, fields)), 200)
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.core.policies import Policies
-from schemas.messages import Outcome, Task, TaskSpec, TenantPolicy
+from schemas.messages import Outcome, Priority, Task, TaskSpec, TenantPolicy
 
 BURST_S = 10  # a tenant that was quiet may submit what comes in so many seconds at once
 TENANTS_MAX = 10_000  # whose buckets are kept; full ones are forgotten then
@@ -29,6 +29,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     tenant_submits_per_s: int | None = None
     tenant_pending_max: int | None = None
     queue_pending_max: int | None = 10_000_000
+    queue_overflow_at: int | None = 1_000_000  # from so many waiting ones on, those of low priority wait outside memory
     takes_any_queue: bool = True  # else only those of which an operator has said something
 
 
@@ -115,6 +116,11 @@ class Admission:
         if self._is_beyond(self._of_tenant[tenant_id], pending_max):
             return NotAdmitted(Outcome.TOO_MANY, f"tenant {tenant_id} has its bound of {pending_max:,} waiting tasks")
         return self._rates.refusal(tenant, at)
+
+    def overflows(self, spec: TaskSpec) -> bool:
+        """Whether a task is to wait elsewhere, since so many do in its queue and it is of low priority."""
+        is_low = spec.priority is Priority.LOW
+        return is_low and self._is_beyond(self._of_queue[spec.queue], self._settings.queue_overflow_at)
 
     def _is_beyond(self, pending: int, pending_max: int | None) -> bool:
         if pending_max is None:

@@ -32,6 +32,7 @@ from schemas.messages import (
     EventBody,
     NextStep,
     Outcome,
+    Priority,
     RedriveTask,
     SignalKind,
     Status,
@@ -63,6 +64,8 @@ TEXT_MAX = 255  # characters: these travel with every ready record, which must n
 CLASS_NAMES_MAX, CLASS_NAME_MAX = 64, 256
 REASON_MAX = 1_024  # characters of why a task is cancelled
 COUNT_MAX = 1 << 40  # of events or attempts of a task that an operator brings back, and of offsets: room for more
+# How long a task is put off at least, so that it leaves memory for the wheel, and at most, so that it is not forgotten.
+DEFER_US, DEFER_US_MAX = 120_000_000, 3_600_000_000
 BACKSTOP_US = 10_000_000  # how much later than the worker the shard itself ends an attempt: its clock may differ
 
 Known = Task | EndedTask | None
@@ -223,8 +226,7 @@ def decide_update(known: Known, request: UpdateTask, now: int) -> Decision:
         content_type=request.content_type or spec.content_type,
         metadata=spec.metadata if request.metadata is None else request.metadata,
     )
-    next_run_at = known.next_run_at if request.scheduled_at is None else max(request.scheduled_at, now)
-    next_run_at = next_run_at or now
+    next_run_at = _updated_due_at(known, request, spec, now)
     body = TaskUpdated(
         spec=spec,
         status=_waiting_status(known.status, next_run_at, now),
@@ -235,6 +237,14 @@ def decide_update(known: Known, request: UpdateTask, now: int) -> Decision:
     )
     problem = problem_of(SubmitTask(request_id="", spec=spec, submitted_at=now, task_id=known.task_id), now)
     return _refused(Outcome.INVALID, problem) if problem else Decision(body)
+
+
+def _updated_due_at(known: Task, request: UpdateTask, spec: TaskSpec, now: int) -> int:
+    if request.scheduled_at is not None:
+        return max(request.scheduled_at, now)
+    if known.status is Status.SCHEDULED and known.attempt == 0 and spec.priority is not Priority.LOW:
+        return max(spec.scheduled_at or known.created_at, now)  # it may have been put off as one of low priority
+    return known.next_run_at or now
 
 
 def _waiting_status(status: Status, next_run_at: int, now: int) -> Status:
@@ -444,6 +454,11 @@ def wake_at(task: Task, heard_at: int) -> int | None:
         instants.append(task.next_run_at)
     instants.extend(at for at in (task.deadline_at, _start_deadline_at(task)) if at is not None)
     return min(instants, default=None)
+
+
+def deferred_until(asked_at: int, now: int) -> int:
+    """When a due task that is put off is looked at again: after as long again as it has waited, within bounds."""
+    return now + min(DEFER_US_MAX, max(DEFER_US, now - asked_at))
 
 
 def _start_deadline_at(task: Task) -> int | None:

@@ -384,6 +384,10 @@ class Gate:
         """How many tasks wait. Safe from any thread."""
         return {key: len(tasks) for key, tasks in list(self._by_depth.items())}
 
+    def waiting(self) -> Iterator[tuple[str, int]]:
+        """Each key for which somebody waits, and how many do."""
+        return ((key, len(queue.waiting) + len(queue.asked)) for key, queue in self._queues.items())
+
     def oldest(self) -> Iterator[tuple[DepthKey, str]]:
         """Those that have waited longest."""
         return ((key, next(iter(tasks))) for key, tasks in self._by_depth.items())

@@ -295,6 +295,10 @@ class Limiter:
                 if of == shard:
                     yield name, attempt
 
+    def levels(self) -> Iterator[tuple[str, int]]:
+        """Each key, and how many attempts hold something of it."""
+        return ((name, len(key.holders)) for name, key in self._keys.items())
+
     def look_again(self) -> None:
         """Limits were changed: look at all keys."""
         self._open.update(self._keys)

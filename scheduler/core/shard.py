@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from cron.zones import tzdata_version
 from scheduler.core import decisions, routing, schedule_requests
 from scheduler.core.admission import Admission, AdmissionSettings
 from scheduler.core.decisions import NOTHING, Decision
 from scheduler.core.dispatch import Dispatch, PartitionsOf
-from scheduler.core.gate import DepthKey, attempt_of, depth_key
+from scheduler.core.gate import DepthKey, attempt_of
 from scheduler.core.limits import ShardLimits
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
 from scheduler.core.policies import Policies
@@ -39,6 +40,7 @@ from scheduler.core.schedule import (
 from scheduler.core.schedule import wake_at as schedule_wake_at
 from scheduler.core.schedule_requests import ScheduleDecision
 from scheduler.core.schedules import Schedules
+from scheduler.core.tally import Tally
 from scheduler.core.task import TERMINAL, WAITING, deadline_of, evolve
 from scheduler.core.tasks import Tasks
 from scheduler.core.timers import Timers
@@ -72,7 +74,6 @@ from schemas.messages import (
     Outcome,
     ParkedTask,
     ParkMarker,
-    QueueStats,
     ReadyTask,
     RedriveTask,
     RejectedRecord,
@@ -93,6 +94,7 @@ from schemas.messages import (
     SubmitTask,
     Task,
     TaskCancelled,
+    TaskDeferred,
     TaskDiscarded,
     TaskRedriven,
     TaskRejected,
@@ -148,7 +150,6 @@ TASK, MARKER, SCHEDULE, LIMIT = "task/", "marker/", "schedule/", "limit/"  # beg
 STUCK_US = 1_000_000  # until it is tried again to submit a run for which there was no room, or whose id was taken
 Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule | LimitHeld
 RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
-STATS_MAX = 200  # queues, priorities and tenants that are told of one by one
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
 
@@ -232,8 +233,7 @@ class Shard:
         self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
-        self._running_in: Counter[DepthKey] = Counter()
-        self._started_in: Counter[DepthKey] = Counter()  # since the load
+        self._tally = Tally()
         self._staying: set[str] = set()  # due far ahead, but not to be parked
         self._suspects: set[str] = set()  # pending that an owner, or a worker, may have died of before
         self._worker_heard: dict[str, int] = {}
@@ -381,7 +381,7 @@ class Shard:
     def _discarded(self, ended: EndedTask | None, event: Event) -> EndedTask:
         if ended is not None:
             keep_until = max(ended.keep_until, event.at + self._settings.ended_kept_us)
-            return msgspec.structs.replace(ended, version=event.version, keep_until=keep_until)
+            return replace(ended, version=event.version, keep_until=keep_until)
         # Forgotten long ago: remembered again for a while, so that a view that lags can't discard or redrive it twice.
         return EndedTask(
             task_id=event.entity_id,
@@ -466,7 +466,9 @@ class Shard:
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
                 self._running.get(before.worker_id or "", set()).discard(task_id)
-                self._count_end(depth_key(before))
+                self._tally.ended(before)
+            elif before.status in PARKED_FROM:
+                self._tally.due.add(before, -1)
         if status in TERMINAL:
             del self.statuses[status]
             self._timers.cancel(task_id)
@@ -477,15 +479,10 @@ class Shard:
             self._heard[task_id] = now
             self._running.setdefault(after.worker_id or "", set()).add(task_id)
             self._expect(after.worker_id or "", now)
-            key = depth_key(after)
-            self._running_in[key] += 1
-            self._started_in[key] += before is not None
+            self._tally.began(before, after, now)
+        elif status in PARKED_FROM:
+            self._tally.due.add(after)
         self._set_timer(after)
-
-    def _count_end(self, key: DepthKey) -> None:
-        self._running_in[key] -= 1
-        if not self._running_in[key]:
-            del self._running_in[key]
 
     def _set_timer(self, task: Task) -> None:
         at = decisions.wake_at(task, self._heard.get(task.task_id, 0))
@@ -531,7 +528,7 @@ class Shard:
             body = TaskRejected(request=type(request).__name__, outcome=Outcome.DUPLICATE, detail=FORWARDED_BEFORE)
             return self._happened(self._event("", "", 0, body, now, source))
         if isinstance(request, SubmitTask) and request.task_id is None:
-            request = msgspec.structs.replace(request, task_id=forwarded.task_id)
+            request = replace(request, task_id=forwarded.task_id)
         home = routing.home_of(routing.entity_id_of(request), self.shard, self._settings.shards)
         if home != self.shard:
             return self.refuse(source, f"it was forwarded to shard {self.shard}, but belongs to {home}", now)
@@ -572,7 +569,7 @@ class Shard:
             version = 0 if spec else known.version if known else entity.version  # type: ignore[union-attr]
             event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
             if isinstance(request, SubmitTask) and request.traceparent is not None:
-                event = msgspec.structs.replace(event, traceparent=request.traceparent)
+                event = replace(event, traceparent=request.traceparent)
         signals = self._signals(known, decision)  # of how it stood before
         effects = self._happened(event)._replace(signals=signals)
         if request.reply_to is not None:
@@ -694,6 +691,14 @@ class Shard:
             refused := self._admission.refusal(request.spec, min(now, request.submitted_at))
         ):
             return Decision(None, refused.outcome, refused.detail)
+        return self._put_off(decision, now)
+
+    def _put_off(self, decision: Decision, now: int) -> Decision:
+        """A new task of low priority for a crowded queue waits in the delay wheel."""
+        body = decision.body
+        if isinstance(body, TaskSubmitted) and body.status is Status.PENDING and self._admission.overflows(body.spec):
+            until = decisions.deferred_until(now, now)
+            return decision._replace(body=replace(body, status=Status.SCHEDULED, next_run_at=until))
         return decision
 
     def _is_full(self, spec: TaskSpec, now: int) -> str | None:
@@ -829,7 +834,7 @@ class Shard:
             return None
         if isinstance(body, TaskReleased):
             return task
-        return msgspec.structs.replace(task, spec=msgspec.structs.replace(task.spec, payload=b""))
+        return replace(task, spec=replace(task.spec, payload=b""))
 
     def _signals(self, task: Task | EndedTask | None, decision: Decision) -> list[WorkerSignal]:
         is_changed = decision.body is not None and not isinstance(decision.body, TaskStarted)
@@ -840,7 +845,7 @@ class Shard:
 
     def _signed(self, signal: WorkerSignal) -> WorkerSignal:
         """With the epoch, by which workers know the words of an owner that does not know yet that it was followed."""
-        return msgspec.structs.replace(signal, epoch=self.state.epoch)
+        return replace(signal, epoch=self.state.epoch)
 
     def _event(
         self,
@@ -935,7 +940,7 @@ class Shard:
             # An older task with this id, back from the wheel, has the run taken off by its next event.
             if self._is_full(schedule.spec.task, now) is not None or self.known(run.task_id) is not None:
                 return True
-            spec = msgspec.structs.replace(schedule.spec.task, scheduled_at=run.nominal_at)
+            spec = replace(schedule.spec.task, scheduled_at=run.nominal_at)
             deadline_at = deadline_of(spec.total_timeout_ms, now)
             body = TaskSubmitted(spec=spec, status=Status.PENDING, next_run_at=now, deadline_at=deadline_at)
             effects.extend(self._happened(self._event(run.task_id, spec.tenant_id, 1, body, now, None)))
@@ -958,6 +963,9 @@ class Shard:
         if heard_at > self.drained_at - task.spec.lease_ms * 1000:
             heard_at = max(heard_at, now - task.spec.lease_ms * 1000 + RECHECK_US)  # its heartbeat may be unread
         decision = decisions.decide_timer(task, heard_at, now, self._rng)
+        if task.attempt == 0 and isinstance(decision.body, TaskReleased) and self._admission.overflows(task.spec):
+            asked_at = max(task.created_at, task.spec.scheduled_at or 0)
+            decision = Decision(TaskDeferred(next_run_at=decisions.deferred_until(asked_at, now)))
         if decision.body is None:
             self._timers.set(task.task_id, decisions.wake_at(task, heard_at) or now + RECHECK_US)
         else:
@@ -1071,6 +1079,7 @@ class Shard:
         else:
             self._unstore(TASK + task.task_id)
         del self.state.tasks[task.task_id]  # last, since other threads read
+        self._tally.due.add(task, -1)
         self.statuses[task.status] -= 1
         self._timers.cancel(task.task_id)
         self.parking.unrecorded.discard(task.task_id)
@@ -1134,7 +1143,7 @@ class Shard:
         if not (is_first and isinstance(known, Task) and known.status in WAITING):
             return self.refuse(source, f"another task with the id {read.task_id} was accepted", now)
         effects = self._applied(known, Decision(TaskCancelled(reason=TAKEN)), None, now)
-        base = msgspec.structs.replace(read, version=known.version + 1)
+        base = replace(read, version=known.version + 1)
         body = TaskUpdated(
             spec=read.spec,
             status=read.status,
@@ -1179,7 +1188,7 @@ class Shard:
         tasks = self.state.tasks
         self._dispatch.follow_policies(tasks, now)
         picked = self._dispatch.pick(now, partitions_of, tasks.size)
-        return [(out.partition, self._ready(tasks[out.task_id], out.is_again)) for out in picked]
+        return [(out.partition, self._ready(tasks.unpack(out.task_id), out.is_again)) for out in picked]
 
     def not_sent(self, task_ids: Sequence[str], now: int) -> None:
         """Ready records of these tasks, in the order of `dispatch`, may not have been taken: they go out anew."""
@@ -1224,53 +1233,8 @@ class Shard:
 
     def stats(self, now: int) -> ShardStats:
         """What waits and runs here now."""
-        pending, throttled, oldest = self._dispatch.depth(), self._dispatch.gate.depth(), self._oldest()
-        keys = pending.keys() | self._running_in.keys()
-        if len(self._started_in) > STATS_MAX:  # names come and go
-            self._started_in = Counter({key: self._started_in[key] for key in keys})
-        keys |= self._started_in.keys()
-        ranked = sorted(keys, key=lambda key: (-pending[key] - self._running_in[key], key))
-        found = [self._queue_stats(key, [key], pending, throttled, oldest) for key in ranked[:STATS_MAX]]
-        rest: dict[DepthKey, list[DepthKey]] = {}
-        for queue, priority, tenant_id in ranked[STATS_MAX:]:
-            rest.setdefault((queue, priority, ""), []).append((queue, priority, tenant_id))
-        joined = list(rest.items())
-        if len(joined) > STATS_MAX:  # names without end: their sum, by priority
-            by_priority: dict[DepthKey, list[DepthKey]] = {}
-            for (_, priority, _), members in joined[STATS_MAX:]:
-                by_priority.setdefault(("", priority, ""), []).extend(members)
-            joined = [*joined[:STATS_MAX], *by_priority.items()]
-        found += [self._queue_stats(key, members, pending, throttled, oldest) for key, members in joined]
-        return ShardStats(shard=self.shard, epoch=self.state.epoch, at=now, queues=tuple(found))
-
-    def _queue_stats(
-        self,
-        key: DepthKey,
-        members: Sequence[DepthKey],
-        pending: Mapping[DepthKey, int],
-        throttled: Mapping[DepthKey, int],
-        oldest: Mapping[DepthKey, int],
-    ) -> QueueStats:
-        queue, priority, tenant_id = key
-        return QueueStats(
-            queue=queue,
-            priority=priority,
-            tenant_id=tenant_id,
-            pending=sum(pending.get(one, 0) for one in members),
-            running=sum(self._running_in[one] for one in members),
-            throttled=sum(throttled.get(one, 0) for one in members),
-            started=sum(self._started_in[one] for one in members),
-            oldest_at=min((oldest[one] for one in members if one in oldest), default=None),
-        )
-
-    def _oldest(self) -> dict[DepthKey, int]:
-        """Since when those might have started that are to go first."""
-        found: dict[DepthKey, int] = {}
-        for key, task_id in self._dispatch.oldest():
-            task = self.state.tasks[task_id]
-            at = task.next_run_at or task.created_at
-            found[key] = min(at, found.get(key, at))
-        return found
+        state = self.state
+        return self._tally.stats(self.shard, state.epoch, now, self._dispatch, self._limits.limiter, state.tasks)
 
     def memory(self) -> dict[str, int]:
         """How many entries each structure holds; all are zero when nothing lives and enough time has passed."""
@@ -1285,7 +1249,8 @@ class Shard:
             "held": self._dispatch.gate.held(),
             "limits": len(self._limits.limiter),
             "staying": len(self._staying),
-            "running": sum(self._running_in.values()),
+            "running": self._tally.running(),
+            "due": len(self._tally.due),
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
             "uniques": len(self.state.uniques),

@@ -21,6 +21,7 @@ from schemas.messages import (
     TaskCancelled,
     TaskCancelRequested,
     TaskCheckpointed,
+    TaskDeferred,
     TaskDiscarded,
     TaskExpired,
     TaskRedriven,
@@ -53,6 +54,7 @@ def _row(before: set[Status | None] | frozenset[Status], after: set[Status], mea
 TRANSITIONS: dict[type[EventBody], Transition] = {
     TaskSubmitted: _row({NOT_KNOWN}, {Status.PENDING, Status.SCHEDULED, Status.BLOCKED}, "accepted"),
     TaskReleased: _row({Status.SCHEDULED, Status.RETRYING}, {Status.PENDING}, "its time came"),
+    TaskDeferred: _row({Status.SCHEDULED}, {Status.SCHEDULED}, "put off: its queue is crowded, its priority low"),
     TaskUnblocked: _row({Status.BLOCKED}, {Status.PENDING, Status.SCHEDULED}, "its dependencies are done"),
     TaskStarted: _row({Status.PENDING}, {Status.RUNNING}, "a worker began an attempt"),
     TaskSucceeded: _row({Status.RUNNING}, {Status.SUCCEEDED}, "the handler returned"),
@@ -119,6 +121,10 @@ def _submitted(_: None, event: Event, body: TaskSubmitted) -> Task:
 
 def _released(task: Task, event: Event, _: TaskReleased) -> Task:
     return _changed(task, event, status=Status.PENDING)
+
+
+def _deferred(task: Task, event: Event, body: TaskDeferred) -> Task:
+    return _changed(task, event, next_run_at=body.next_run_at)
 
 
 def _unblocked(task: Task, event: Event, body: TaskUnblocked) -> Task:
@@ -241,6 +247,7 @@ def deadline_of(total_timeout_ms: int | None, due_at: int) -> int | None:
 _FOLDS: dict[type[Any], Callable[[Any, Event, Any], Task]] = {
     TaskSubmitted: _submitted,
     TaskReleased: _released,
+    TaskDeferred: _deferred,
     TaskUnblocked: _unblocked,
     TaskStarted: _started,
     TaskSucceeded: _succeeded,

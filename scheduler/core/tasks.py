@@ -53,6 +53,14 @@ class Tasks(MutableMapping[str, Task]):
             self._kept[task_id] = packed
             self._count(packed, 1)
 
+    def unpack(self, task_id: str) -> Task:
+        """The task, which is kept as it is read from now on: something is about to happen to it."""
+        kept = self._kept[task_id]
+        if isinstance(kept, Task):
+            return kept
+        self[task_id] = task = _unpacked(kept)
+        return task
+
     def size(self, task_id: str) -> int:
         """About how many bytes a task has."""
         return _size(self._kept[task_id])

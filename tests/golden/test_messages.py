@@ -64,5 +64,9 @@ def _assert_holds(value: Any, meaning: Any, where: str) -> None:
         for key, one in meaning.items():
             assert key in value, f"{where}.{key}"
             _assert_holds(value[key], one, f"{where}.{key}")
+    elif isinstance(meaning, list):
+        assert isinstance(value, list) and len(value) == len(meaning), where
+        for number, one in enumerate(meaning):
+            _assert_holds(value[number], one, f"{where}[{number}]")
     else:
         assert value == meaning, where

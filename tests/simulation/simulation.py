@@ -7,6 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from scheduler.core.admission import AdmissionSettings
 from scheduler.core.shard import ShardSettings
 from scheduler.host import RuntimeSettings, ShardHost
 from scheduler.policy_topic import policy_entry
@@ -33,8 +34,10 @@ TRANSCRIPT_SHOWN = 80
 
 
 def shard_settings(seed: int) -> ShardSettings:
-    """In some worlds memory is so small that slots must wait to be read."""
-    return replace(SETTINGS, near_max=8) if seed % 4 == 0 else SETTINGS
+    """In some worlds memory is so small that slots must wait to be read, or that what is low must wait there."""
+    if seed % 4 == 0:
+        return replace(SETTINGS, near_max=8)
+    return replace(SETTINGS, admission=AdmissionSettings(queue_overflow_at=2)) if seed % 4 == 1 else SETTINGS
 
 
 class Scheduler:

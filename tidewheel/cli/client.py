@@ -63,6 +63,7 @@ _OPTIONS = {  # how the fields of a request are called here
     "unique.seconds": "--unique-for",
     "debounce.key": "--debounce",
     "debounce.seconds": "--quiet",
+    "debounce.max_seconds": "--at-latest",
     **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
 }
 # Of these a sentence about another field may speak; the others are words that mean more than a field.

@@ -21,6 +21,7 @@ from tidewheel.cli.edge import CommandError, Exit, note, print_json, usage
 from tidewheel.cli.lazy import group
 from tidewheel.terminal import console, plain, show
 
+_HINT = "tidewheel limits list shows the limits there are"
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
 
@@ -34,6 +35,25 @@ def list_limits(server: Server = LOCAL, json: Json = False, debug: Debug = False
         show(console(), _table(found.limits))
     else:
         note("there are no limits")
+    return Exit.OK
+
+
+def show_limit(name: Name, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
+    """Show a limit, and what waits for it and is held of it by key."""
+    with connected_to(server) as connected:
+        try:
+            found = connected.ask(connected.backend.limits.limit(_checked(name)))
+        except CommandError as error:
+            error.hint = _HINT
+            raise
+    if json:
+        print_json(found)
+        return Exit.OK
+    show(console(), _table([found]))
+    if found.keys:
+        show(console(), Text(), _keys_table(found))
+    else:
+        note("nothing waits for it, and nothing of it is held")
     return Exit.OK
 
 
@@ -83,7 +103,7 @@ def remove(name: Name, server: Server = LOCAL, json: Json = False, debug: Debug 
         try:
             connected.ask(connected.backend.limits.remove_limit(_checked(name)))
         except CommandError as error:
-            error.hint = "tidewheel limits list shows the limits there are"
+            error.hint = _HINT
             raise
     if not json:
         show(console(), Text(f"✔ {plain(name)} holds no more"))
@@ -118,13 +138,29 @@ def _table(limits: Sequence[LimitView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for header in ("LIMIT", "ALLOWS", "FOR EACH", "OF"):
         table.add_column(header, overflow="fold")
+    _add_counts(table)
     for one in limits:
         where = ", ".join(f"{field}={value}" for field, value in one.where.items()) or "all tasks"
-        table.add_row(plain(one.name), _rule(one), plain(one.key), plain(where))
+        counts = (f"{one.waiting:,}", f"{one.held:,}")
+        table.add_row(plain(one.name), _rule(one), plain(one.key), plain(where), *counts)
     return table
+
+
+def _keys_table(limit: LimitView) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("KEY", overflow="fold")
+    _add_counts(table)
+    for one in limit.keys:
+        table.add_row(plain(one.key) or "(all together)", f"{one.waiting:,}", f"{one.held:,}")
+    return table
+
+
+def _add_counts(table: Table) -> None:
+    for header in ("WAIT", "HELD"):
+        table.add_column(header, justify="right", no_wrap=True, min_width=len(header))
 
 
 limits = group(
     "Limits: how many attempts may start in a time, or run at a time.",
-    {"list": list_limits, "set": set_limit, "remove": remove, "sync": sync},
+    {"list": list_limits, "show": show_limit, "set": set_limit, "remove": remove, "sync": sync},
 )

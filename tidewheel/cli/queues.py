@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -12,13 +12,15 @@ from rich.text import Text
 from scheduler.core.policies import WEIGHT_MAX
 from scheduler.queue_service import QueueView, TenantView
 from schemas.ids import NAME_RULE, is_name
-from tidewheel.cli.arguments import Debug, Json, Server
+from tidewheel.cli.arguments import Debug, Json, Server, seconds
 from tidewheel.cli.client import LOCAL, connected_to
 from tidewheel.cli.edge import Exit, note, print_json, usage
 from tidewheel.cli.lazy import group
 from tidewheel.cli.listing import each, now_us
 from tidewheel.terminal import console, plain, relative, show
 
+DEFAULT = "default"  # takes a word back
+WIDE = 110  # columns from which on more is shown
 Names = Annotated[list[str], typer.Argument(metavar="QUEUE…", show_default=False)]
 
 
@@ -30,7 +32,8 @@ def list_queues(server: Server = LOCAL, json: Json = False, debug: Debug = False
         print_json(found)
         return Exit.OK
     if found.queues:
-        show(console(), _queue_table(found.queues))
+        out = console()
+        show(out, _queue_table(found.queues, out.width))
         _tell_reasons(found.queues)
     else:
         note("nothing waits or runs, and no queue is paused")
@@ -103,19 +106,52 @@ def set_tenant(
 def set_queue(
     queue: Annotated[str, typer.Argument(metavar="QUEUE", show_default=False)],
     pending_max: Annotated[str | None, typer.Option(metavar="N", help="How many of its tasks may wait.")] = None,
+    priority: Annotated[
+        str | None, typer.Option(metavar="high|medium|low", help="Of tasks that name none.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Of an attempt of tasks that name none.")
+    ] = None,
+    total_timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="The same of a whole task.")] = None,
+    max_attempts: Annotated[str | None, typer.Option(metavar="N", help="The same for attempts.")] = None,
     server: Server = LOCAL,
     json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Make a queue known, or let another bound hold for it. `default` takes a word back."""
-    fields = _fields({"--pending-max": pending_max}) if pending_max is not None else {}
+    """Make a queue known, or let other bounds or defaults hold for it. `default` takes a word back."""
+    fields: dict[str, Any] = dict(_fields({"--pending-max": pending_max})) if pending_max is not None else {}
+    defaults: dict[str, Any] = {
+        "priority": priority,
+        "timeout_seconds": timeout if timeout in (None, DEFAULT) else seconds("--timeout", timeout),
+        "total_timeout_seconds": (
+            total_timeout if total_timeout in (None, DEFAULT) else seconds("--total-timeout", total_timeout)
+        ),
+    }
+    defaults = {name: None if value == DEFAULT else value for name, value in defaults.items() if value is not None}
+    if max_attempts is not None:
+        defaults |= _fields({"--max-attempts": max_attempts})
+    if defaults:
+        fields["defaults"] = defaults
     with connected_to(server) as connected:
         found = connected.ask(connected.backend.queues.set_queue(_queue_name(queue), fields))
     if json:
         print_json(found)
     else:
-        show(console(), Text(f"✔ {plain(found.queue)}: waiting {_bound(found.pending_max)}"))
+        show(console(), Text(f"✔ {plain(found.queue)}: waiting {_bound(found.pending_max)}{_defaults(found)}"))
     return Exit.OK
+
+
+def _defaults(view: QueueView) -> str:
+    """What holds for tasks that do not say it themselves."""
+    given = view.defaults
+    parts = {
+        "priority": given.priority,
+        "timeout": None if given.timeout_seconds is None else f"{given.timeout_seconds:g} s",
+        "total timeout": None if given.total_timeout_seconds is None else f"{given.total_timeout_seconds:g} s",
+        "attempts": given.max_attempts,
+    }
+    told = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+    return f"; by default {told}" if told else ""
 
 
 def drain(queues: Names, server: Server = LOCAL, json: Json = False, debug: Debug = False) -> int:
@@ -164,9 +200,9 @@ def _fields(options: Mapping[str, str | None]) -> dict[str, int | None]:
     for option, text in options.items():
         if text is None:
             continue
-        if text != "default" and not text.isdecimal():
+        if text != DEFAULT and not text.isdecimal():
             raise usage(option, f"{text!r} is no number", "a whole number, or default")
-        fields[option.removeprefix("--").replace("-", "_")] = None if text == "default" else int(text)
+        fields[option.removeprefix("--").replace("-", "_")] = None if text == DEFAULT else int(text)
     if not fields:
         raise usage(next(iter(options)), "is missing", f"at least one of {', '.join(options)}")
     return fields
@@ -194,14 +230,19 @@ def _line(view: QueueView) -> Text:
     return Text.assemble(_state(view), f"  {plain(view.queue)}", (counts, "dim"))
 
 
-def _queue_table(queues: Sequence[QueueView]) -> Table:
-    table = _table("QUEUE", "", "WAIT", "LIMITED", "RUN", "STARTS/S", "OLDEST", "HIGH/MEDIUM/LOW")
+def _queue_table(queues: Sequence[QueueView], width: int) -> Table:
+    """`SOON` are due within a minute, `AFTER` is how long those waited that started in the last second."""
+    is_wide = width >= WIDE
+    more = ("SOON", "AFTER") if is_wide else ()
+    table = _table("QUEUE", "", "WAIT", "LIMITED", "RUN", "STARTS/S", *more, "OLDEST", "HIGH/MEDIUM/LOW")
     now = now_us()
     for one in queues:
         by_priority = " / ".join(f"{each.pending:,}" for each in one.priorities)
         oldest = "" if one.oldest_at is None else relative(one.oldest_at, now)
         counts = (f"{one.pending:,}", f"{one.throttled:,}", f"{one.running:,}", f"{one.started_per_s:,.1f}")
-        table.add_row(plain(one.queue), _state(one), *counts, oldest, by_priority)
+        after = "" if one.waited_ms is None else f"{one.waited_ms:,.0f} ms"
+        more = (f"{one.due_soon:,}", after) if is_wide else ()
+        table.add_row(plain(one.queue), _state(one), *counts, *more, oldest, by_priority)
     return table
 
 
@@ -226,7 +267,7 @@ def _table(name: str, *headers: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(name, overflow="fold", min_width=12)
     for header in headers:
-        is_number = header in ("WEIGHT", "WAIT", "LIMITED", "RUN", "STARTS/S", "SUBMITS/S", "MAY WAIT")
+        is_number = header in ("WEIGHT", "WAIT", "LIMITED", "SOON", "RUN", "AFTER", "STARTS/S", "SUBMITS/S", "MAY WAIT")
         is_whole = header != ""
         table.add_column(
             header,

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from scheduler.ports import TaskFilter
+from scheduler.submission import without_none
 from scheduler.task_view import TaskView
 from schemas.ids import uuid7
 from schemas.messages import Status
@@ -56,6 +57,9 @@ def submit(
     ] = None,
     debounce: Annotated[str | None, typer.Option(metavar="KEY", help="The last one under this key is run.")] = None,
     quiet: Annotated[str | None, typer.Option(metavar="DURATION", help="Once none has come for so long.")] = None,
+    at_latest: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Or so long after the first one under this key.")
+    ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Of one attempt.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts after the first.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Whose task it is.")] = None,
@@ -81,7 +85,7 @@ def submit(
         "idempotency_key": key,
         "task_id": _own_id(key, unique, debounce) if task_id is None else task_id,
         "unique": _unique(unique, unique_for),
-        "debounce": _debounce(debounce, quiet),
+        "debounce": _debounce(debounce, quiet, at_latest),
         "timeout_seconds": seconds("--timeout", timeout),
         "max_retries": max_retries,
         "metadata": metadata_of(metadata or (), tenant) or None,
@@ -117,10 +121,15 @@ def _unique(key: str | None, how_long: str | None) -> dict[str, Any] | None:
     return {"key": key, "seconds": seconds("--unique-for", how_long)}
 
 
-def _debounce(key: str | None, quiet: str | None) -> dict[str, Any] | None:
+def _debounce(key: str | None, quiet: str | None, at_latest: str | None) -> dict[str, Any] | None:
     if (key is None) != (quiet is None):
         raise usage("--quiet" if key is None else "--debounce", "is of no use alone", "--debounce KEY --quiet DURATION")
-    return None if key is None else {"key": key, "seconds": seconds("--quiet", quiet)}
+    if key is None:
+        if at_latest is not None:
+            raise usage("--at-latest", "is of no use alone", "with --debounce KEY --quiet DURATION")
+        return None
+    fields = {"key": key, "seconds": seconds("--quiet", quiet), "max_seconds": seconds("--at-latest", at_latest)}
+    return without_none(fields)
 
 
 def status(
