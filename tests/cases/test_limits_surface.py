@@ -207,6 +207,18 @@ def test_tasks_are_not_lost_when_a_limited_one_is_cancelled(surface: Surface, ca
     assert not isinstance(known, Task)
 
 
+def test_a_limit_shows_what_waits_and_is_held_by_key(surface: Surface, call: Caller) -> None:
+    queue, name = fresh_name("q"), fresh_name("limit")
+    made = ok(call, "PUT", f"{LIMITS}/{name}", json={"count": 1, "key": "{metadata.to}", "where": {"queue": queue}})
+    assert (made["waiting"], made["held"], made["keys"]) == (0, 0, [])
+    for to in ("a", "a", "a", "b"):
+        submit(call, queue, metadata={"to": to})
+    wanted = [{"key": "a", "waiting": 2, "held": 1}, {"key": "b", "waiting": 0, "held": 1}]
+    surface.until(lambda: ok(call, "GET", f"{LIMITS}/{name}")["keys"] == wanted)
+    shown = ok(call, "GET", f"{LIMITS}/{name}")
+    assert (shown["waiting"], shown["held"]) == (2, 2)
+
+
 # --- over restarts ----------------------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from schemas.messages import CancelTask, Outcome, Reply, Status, Task
+from schemas.messages import CancelTask, Outcome, Priority, Reply, RetryPolicy, Status, Task, TaskSpec
 from tests.cases.test_surface import fields_of, problem
+from tests.harness import eventually
 from tests.unit.surface import SHARDS, Caller, Surface, fresh_name, is_out, ok
+from tidewheel import App, TidewheelError
 
 QUEUES, TENANTS, TASKS = "/api/v1/queues", "/api/v1/tenants", "/api/v1/tasks"
 
@@ -180,3 +182,79 @@ def test_a_purge_does_not_stop_what_began_meanwhile(surface: Surface, call: Call
     (answer,) = surface.gateway.ask_many([request])
     assert isinstance(answer, Reply)
     assert (answer.outcome, answer.status) == (Outcome.WRONG_STATUS, Status.RUNNING)
+
+
+# --- defaults of queues -----------------------------------------------------------------------------------------------
+
+DEFAULTS = {"priority": "high", "timeout_seconds": 1.5, "total_timeout_seconds": 60, "max_attempts": 7}
+
+
+def spec_of(surface: Surface, task_id: str) -> TaskSpec:
+    task = surface.runtime.live(task_id)
+    assert isinstance(task, Task)
+    return task.spec
+
+
+def test_what_a_submission_does_not_say_is_as_its_queue_has_it(surface: Surface, call: Caller) -> None:
+    queue = fresh_name("q")
+    view = ok(call, "PATCH", f"{QUEUES}/{queue}", json={"defaults": DEFAULTS})
+    assert view["defaults"] == DEFAULTS
+    spec = spec_of(surface, submit(call, queue))
+    assert (spec.priority, spec.timeout_ms, spec.total_timeout_ms) == (Priority.HIGH, 1_500, 60_000)
+    assert spec.retry == RetryPolicy(max_attempts=7)
+    told = spec_of(surface, submit(call, queue, priority="low", timeout_seconds=9, max_retries=1))
+    assert (told.priority, told.timeout_ms, told.total_timeout_ms) == (Priority.LOW, 9_000, 60_000)
+    assert told.retry.max_attempts == 2
+
+
+def test_defaults_are_changed_one_by_one_and_taken_back_together(surface: Surface, call: Caller) -> None:
+    queue = fresh_name("q")
+    ok(call, "PATCH", f"{QUEUES}/{queue}", json={"defaults": DEFAULTS})
+    view = ok(call, "PATCH", f"{QUEUES}/{queue}", json={"defaults": {"priority": None, "max_attempts": 3}})
+    assert view["defaults"] == DEFAULTS | {"priority": None, "max_attempts": 3}
+    view = ok(call, "PATCH", f"{QUEUES}/{queue}", json={"pending_max": 5})
+    assert view["defaults"]["max_attempts"] == 3
+    view = ok(call, "PATCH", f"{QUEUES}/{queue}", json={"defaults": None})
+    assert set(view["defaults"].values()) == {None}
+    spec = spec_of(surface, submit(call, queue))
+    assert (spec.priority, spec.timeout_ms, spec.retry) == (Priority.MEDIUM, None, RetryPolicy())
+
+
+def test_a_repeat_is_one_whatever_became_the_default_meanwhile(call: Caller) -> None:
+    queue, key = fresh_name("q"), fresh_name("key")
+    first = submit(call, queue, idempotency_key=key)
+    ok(call, "PATCH", f"{QUEUES}/{queue}", json={"defaults": DEFAULTS})
+    body = {"task_type": "a", "queue": queue, "metadata": {"tenant_id": "t"}, "idempotency_key": key}
+    again = call("POST", TASKS, json=body)
+    assert (again.status_code, again.json()["task_id"]) == (200, first)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("priority", "urgent"), ("timeout_seconds", 0), ("max_attempts", 0), ("lease_seconds", 5)]
+)
+def test_a_default_that_is_wrong_is_named(call: Caller, field: str, value: object) -> None:
+    told = problem(call("PATCH", f"{QUEUES}/{fresh_name('q')}", json={"defaults": {field: value}}), 422)
+    assert fields_of(told) == {f"defaults.{field}"}
+
+
+def test_queues_and_tenants_in_code() -> None:
+    app = App()
+
+    @app.task(name="send", queue="mail")
+    def send(to: str) -> None:
+        """Never run: its queue is paused."""
+
+    with app.embedded(has_worker=False):
+        assert app.queues.pause("mail", reason="moving").is_paused
+        assert app.queues.set("mail", pending_max=5, defaults={"priority": "low"}).defaults.priority is Priority.LOW
+        handle = send.submit("a")
+        assert handle.info().priority is Priority.LOW
+        eventually(lambda: app.queues.get("mail").pending == 1, "one that waits")
+        assert [one.queue for one in app.queues.all()] == ["mail"]
+        assert app.tenants.set("acme", weight=3).weight == 3
+        assert {one.tenant_id: one.weight for one in app.tenants.all()} == {"acme": 3, "default": 1}
+        assert app.tenants.get("acme").pending == 0
+        eventually(lambda: app.queues.purge("mail").cancelled == 1, "the view of it")
+        assert not app.queues.resume("mail").is_paused
+        with pytest.raises(TidewheelError, match="pending_max"):
+            app.queues.set("mail", pending_max=0)

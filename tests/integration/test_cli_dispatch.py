@@ -95,6 +95,43 @@ def test_limits_are_set_shown_and_removed(tw: CommandLine) -> None:
     assert (ran.code, "tidewheel limits list" in ran.err) == (1, True)
 
 
+def test_a_limit_is_shown_by_key(tw: CommandLine) -> None:
+    tw("limits", "set", "one-each", "--count", "1", "--key", "{tenant_id}", "--where", "queue=shown")
+    for _ in range(2):
+        tw.submitted("work", "--queue", "shown", "--tenant", "acme")
+    eventually(lambda: counts(tw, "one-each") == (1, 1), "one that waits, and one that may go")
+    shown = tw("limits", "show", "one-each").out.splitlines()
+    assert [line.split() for line in shown[-2:]] == [["KEY", "WAIT", "HELD"], ["acme", "1", "1"]]
+    tw("limits", "remove", "one-each")
+    gone = tw("limits", "show", "one-each")
+    assert (gone.code, "tidewheel limits list" in gone.err) == (1, True)
+
+
+def counts(tw: CommandLine, limit: str) -> tuple[int, int]:
+    found = tw("limits", "show", limit, "--json").document
+    return found["waiting"], found["held"]
+
+
+def test_a_queue_gets_defaults_and_loses_them_again(tw: CommandLine) -> None:
+    ran = tw("queues", "set", "slow", "--priority", "low", "--timeout", "5m", "--max-attempts", "3")
+    said = " ".join(ran.out.split())
+    assert said == "✔ slow: waiting as the settings say; by default priority low, timeout 300 s, attempts 3"
+    ran = tw("queues", "set", "slow", "--priority", "default", "--timeout", "default")
+    assert ran.out == "✔ slow: waiting as the settings say; by default attempts 3\n"
+
+
+def test_a_wide_terminal_shows_what_is_due_soon(tw: CommandLine) -> None:
+    tw("submit", "work", "--queue", "soon", "--delay", "50s")
+    eventually(lambda: soon(tw) == 1, "one that is due soon")
+    assert "SOON" in tw("queues", "list", COLUMNS="120").out
+    assert "SOON" not in tw("queues", "list", COLUMNS="80").out
+
+
+def soon(tw: CommandLine) -> int:
+    found = tw("queues", "list", "--json").document["queues"]
+    return sum(one["due_soon"] for one in found if one["queue"] == "soon")
+
+
 def test_what_an_application_declares_is_synchronised(tw: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     reports = [tw("limits", "sync", f"{__name__}:app", "--json").document for _ in range(2)]
@@ -106,7 +143,7 @@ def test_unique_and_debounced_submissions(tw: CommandLine) -> None:
     key = fresh_name("key")
     same = {tw.submitted("work", "--queue", "shut", "--unique", key) for _ in range(2)}
     assert len(same) == 1
-    late = tw("submit", "work", "--debounce", key, "--quiet", "1h", "--json").document
+    late = tw("submit", "work", "--debounce", key, "--quiet", "1h", "--at-latest", "2h", "--json").document
     assert late["status"] == "SCHEDULED"
 
 
@@ -128,6 +165,11 @@ def test_unique_and_debounced_submissions(tw: CommandLine) -> None:
         (("submit", "a", "--unique-for", "live"), "--unique KEY"),
         (("submit", "a", "--unique", "k", "--unique-for", "later"), "--unique-for"),
         (("submit", "a", "--debounce", "k"), "--quiet DURATION"),
+        (("submit", "a", "--at-latest", "1h"), "with --debounce KEY"),
+        (("submit", "a", "--debounce", "k", "--quiet", "1h", "--at-latest", "1m"), "--at-latest"),
+        (("queues", "set", "mail", "--priority", "urgent"), "--priority"),
+        (("queues", "set", "mail", "--timeout", "soon"), "--timeout"),
+        (("queues", "set", "mail", "--max-attempts", "0"), "--max-attempts"),
         (("submit", "a", "--unique", "k", "--key", "i"), "unique"),
     ],
 )

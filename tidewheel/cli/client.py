@@ -64,6 +64,10 @@ _OPTIONS = {  # how the fields of a request are called here
     "debounce.key": "--debounce",
     "debounce.seconds": "--quiet",
     "debounce.max_seconds": "--at-latest",
+    "defaults.priority": "--priority",
+    "defaults.timeout_seconds": "--timeout",
+    "defaults.total_timeout_seconds": "--total-timeout",
+    "defaults.max_attempts": "--max-attempts",
     **{name: f"--{name}" for name in ("queue", "priority", "metadata", "status", "limit", "cursor", "reason")},
 }
 # Of these a sentence about another field may speak; the others are words that mean more than a field.
