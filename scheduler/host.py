@@ -16,8 +16,9 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from scheduler.core.desk import Effects, Source
 from scheduler.core.policies import Policies
-from scheduler.core.shard import Effects, Entity, Shard, ShardSettings, Source
+from scheduler.core.shard import Entity, Shard, ShardSettings
 from scheduler.core.wheel import Marks
 from scheduler.lateness import TimerLateness
 from scheduler.ports import Entry, Log, OnAck, Reader, Record, StateStore, TopicPartition

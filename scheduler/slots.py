@@ -10,8 +10,9 @@ from functools import partial
 
 import structlog
 
+from scheduler.core.desk import Effects, Source
 from scheduler.core.parking import ToPark
-from scheduler.core.shard import Effects, Shard, Source
+from scheduler.core.shard import Shard
 from scheduler.core.wheel import Place
 from scheduler.ports import Entry, Log, Reader, Record, TopicPartition
 from schemas.codec import Codec

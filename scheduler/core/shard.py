@@ -11,42 +11,33 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
-from cron.zones import tzdata_version
-from scheduler.core import decisions, routing, schedule_requests
+from scheduler.core import decisions, routing
 from scheduler.core.admission import Admission, AdmissionSettings
 from scheduler.core.decisions import NOTHING, Decision
+from scheduler.core.desk import LOST, Effects, Source, name_or_nothing, rejected
 from scheduler.core.dispatch import Dispatch, PartitionsOf
 from scheduler.core.gate import DepthKey, attempt_of
 from scheduler.core.limits import ShardLimits
 from scheduler.core.parking import PARKED_FROM, Parking, ToPark
 from scheduler.core.policies import Policies
 from scheduler.core.schedule import (
-    FIRES_PER_STEP,
     SCHEDULE_BODIES,
-    decide_fire,
-    evolve_schedule,
-    next_due,
-    replanned,
     schedule_of_run,
-    skipped_for,
-    to_cancel,
-    with_run,
 )
-from scheduler.core.schedule import wake_at as schedule_wake_at
-from scheduler.core.schedule_requests import ScheduleDecision
 from scheduler.core.schedules import Schedules
+from scheduler.core.shard_schedules import SCHEDULE, ShardSchedules
 from scheduler.core.tally import Tally
-from scheduler.core.task import TERMINAL, WAITING, deadline_of, evolve
+from scheduler.core.task import TERMINAL, WAITING, evolve
 from scheduler.core.tasks import Tasks
 from scheduler.core.timers import Timers
 from scheduler.core.uniqueness import Standing, Uniques, rested, standing, unique_problem
 from scheduler.core.wheel import Place, Wheel
-from schemas.ids import is_name, unique_root
+from schemas.ids import unique_root
 from schemas.limits import CHECKPOINT_MAX
 from schemas.messages import (
     NO_FREE_SLOT,
@@ -60,8 +51,6 @@ from schemas.messages import (
     AttemptStarted,
     AttemptSucceeded,
     CancelTask,
-    ControlSchedule,
-    CreateSchedule,
     DiscardTask,
     EndedTask,
     Event,
@@ -76,20 +65,14 @@ from schemas.messages import (
     ParkMarker,
     ReadyTask,
     RedriveTask,
-    RejectedRecord,
     Reply,
     Report,
     Request,
     RequestForwarded,
-    RunSchedule,
     Schedule,
-    ScheduleBackfilled,
-    ScheduleFired,
-    ScheduleFlagged,
     ScheduleRequest,
     ShardMessage,
     ShardStats,
-    SkipReason,
     Status,
     SubmitTask,
     Task,
@@ -105,7 +88,6 @@ from schemas.messages import (
     TaskSubmitted,
     TaskUpdated,
     UniqueScope,
-    UpdateSchedule,
     UpdateTask,
     WorkerHeartbeat,
     WorkerSignal,
@@ -140,55 +122,11 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = Weights()  # of priorities
 
 
-# Refusals after which whoever waits for no reply finds the record among the invalid ones: what it asked for would be
-# lost otherwise. The others say that all is as asked already, or that the task stands where it cannot be done.
-_LOST = frozenset({Outcome.INVALID, Outcome.CONFLICT, Outcome.OVERLOADED, Outcome.TOO_MANY})
-
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
-TASK, MARKER, SCHEDULE, LIMIT = "task/", "marker/", "schedule/", "limit/"  # begin the keys of what checkpoints hold
-STUCK_US = 1_000_000  # until it is tried again to submit a run for which there was no room, or whose id was taken
+TASK, MARKER, LIMIT = "task/", "marker/", "limit/"  # begin the keys of what checkpoints hold
 Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule | LimitHeld
-RECORD_MAX = 1 << 20  # bytes of a record that a refusal repeats; the topics of inputs take no larger ones
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
-
-
-class Source(NamedTuple):
-    """The input that is decided: its place, its bytes, and where it was first written if it was forwarded."""
-
-    topic: str
-    offset: int
-    key: bytes | None = None
-    value: bytes | None = None
-    origin: Origin | None = None
-
-    def size(self) -> int:
-        """Bytes of key and value."""
-        return len(self.key or b"") + len(self.value or b"")
-
-
-class Effects(NamedTuple):
-    """Events, and what may be released once they are acknowledged.
-
-    Replies go to the gateway, messages to the shard named beside them.
-    """
-
-    events: list[Event]
-    replies: list[tuple[int, Reply]]
-    signals: list[WorkerSignal]
-    messages: list[tuple[int, ShardMessage]]
-
-    def extend(self, more: Effects) -> None:
-        """Let `more` follow."""
-        self.events.extend(more.events)
-        self.replies.extend(more.replies)
-        self.signals.extend(more.signals)
-        self.messages.extend(more.messages)
-
-    @classmethod
-    def none(cls) -> Effects:
-        """No events, no effects."""
-        return cls([], [], [], [])
 
 
 class ShardState:
@@ -230,6 +168,7 @@ class Shard:
         policies = policies or Policies()
         self._dispatch = Dispatch(policies, settings.weights)
         self._admission = Admission(settings.admission, policies, settings.shards)
+        self._schedules = ShardSchedules(self, self.state.schedules, settings.schedules_max)
         self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
@@ -245,7 +184,7 @@ class Shard:
         """Fold an event. One that is not its entity's next is dropped: it is void, or was folded already."""
         self._note_positions(event)
         if type(event.body) in SCHEDULE_BODIES:
-            self._evolve_schedule(event)
+            self._schedules.evolve(event)
         elif isinstance(event.body, LimitChanged):
             self._limits.fold(event, event.body)
         elif event.version != 0 and self._is_next(event):
@@ -286,31 +225,7 @@ class Shard:
         if self._is_loaded:
             self._track(before if was_in_memory else None, after, event.at)
         if len(self.state.schedules) and (schedule_id := schedule_of_run(task_id)) is not None:
-            self._note_run(schedule_id, after)
-
-    def _evolve_schedule(self, event: Event) -> None:
-        schedules, schedule_id = self.state.schedules, event.entity_id
-        if not schedules.is_next(event):
-            return
-        after = evolve_schedule(schedules.get(schedule_id), event)
-        if after is None:
-            schedules.drop(event)
-            self._unstore(SCHEDULE + schedule_id)
-        else:
-            self._keep_schedule(after, event.at)
-
-    def _note_run(self, schedule_id: str, task: Task) -> None:
-        """The task of a run began, goes on or has ended: its schedule may have waited for that."""
-        schedule = self.state.schedules.get(schedule_id)
-        if schedule is not None:
-            after = with_run(schedule, task.task_id, is_live=task.status not in TERMINAL)
-            if after is not schedule:
-                self._keep_schedule(after, task.updated_at)
-
-    def _keep_schedule(self, schedule: Schedule, now: int) -> None:
-        self.state.schedules.put(schedule)
-        self.changed.add(SCHEDULE + schedule.schedule_id)
-        self.state.schedules.look_again_at(schedule.schedule_id, now)
+            self._schedules.note_run(schedule_id, after)
 
     def _void_parked(self, before: Task, version: int) -> None:
         due_at = decisions.wake_at(before, 0) if before.status in PARKED_FROM else None
@@ -407,10 +322,7 @@ class Shard:
             self._limits.restore(entity)
             return
         if isinstance(entity, Schedule):
-            self.state.schedules.put(entity)
-            is_urgent = next_due(entity) or to_cancel(entity) or entity.tzdata != tzdata_version()
-            # Its jitter is computed when it is looked at, where an error concerns nobody else.
-            self.state.schedules.look_again_at(entity.schedule_id, 0 if is_urgent else entity.next_fire_at)
+            self._schedules.restore(entity)
             return
         self._stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
@@ -511,9 +423,9 @@ class Shard:
 
     def refuse(self, source: Source, reason: str, now: int) -> Effects:
         """Decide that an input is none that can be taken."""
-        body = _rejected("", Decision(None, Outcome.INVALID, reason), source, is_kept=True)
+        body = rejected("", Decision(None, Outcome.INVALID, reason), source, is_kept=True)
         is_input = source.topic in INPUT_TOPICS  # a record of the wheel is not read in the order of one partition
-        return self._happened(self._event("", "", 0, body, now, source if is_input else None))
+        return self.happened(self.event("", "", 0, body, now, source if is_input else None))
 
     def handle_forwarded(self, forwarded: ForwardedRequest, request: Request, source: Source, now: int) -> Effects:
         """Decide the request that another shard sent here. It is not sent on; a copy of it changes nothing."""
@@ -526,7 +438,7 @@ class Shard:
         )
         if offset < self.state.forwarded.get(partition, 0):
             body = TaskRejected(request=type(request).__name__, outcome=Outcome.DUPLICATE, detail=FORWARDED_BEFORE)
-            return self._happened(self._event("", "", 0, body, now, source))
+            return self.happened(self.event("", "", 0, body, now, source))
         if isinstance(request, SubmitTask) and request.task_id is None:
             request = replace(request, task_id=forwarded.task_id)
         home = routing.home_of(routing.entity_id_of(request), self.shard, self._settings.shards)
@@ -538,9 +450,9 @@ class Shard:
         if source.value is None or source.size() > FORWARD_MAX:
             return self.refuse(source, f"it belongs to partition {home}, and is too large to be forwarded", now)
         body = RequestForwarded(shard=home, value=source.value, key=source.key)
-        return self._happened(self._event(routing.entity_id_of(request), "", 0, body, now, source))
+        return self.happened(self.event(routing.entity_id_of(request), "", 0, body, now, source))
 
-    def _happened(self, event: Event) -> Effects:
+    def happened(self, event: Event) -> Effects:
         if isinstance(event.body, TaskRejected) and event.body.record is not None:
             self.invalid_records += 1
         self.evolve(event)
@@ -548,7 +460,7 @@ class Shard:
 
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
         if isinstance(request, ScheduleRequest):
-            return self._handle_schedule(request, source, now)
+            return self._schedules.handle(request, source, now)
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
         task_id = routing.entity_id_of(request)
         known = self._as_shown(request, now) or self.known(task_id)
@@ -560,87 +472,21 @@ class Shard:
         spec = request.spec if isinstance(request, SubmitTask) else None
         tenant_id = spec.tenant_id if spec else known.spec.tenant_id if isinstance(known, Task) else ""
         if decision.body is None:
-            is_kept = request.reply_to is None and decision.outcome in _LOST
-            body = _rejected(type(request).__name__, decision, source, is_kept=is_kept)
-            event = self._event(_name_or_nothing(task_id), _name_or_nothing(tenant_id), 0, body, now, source)
+            is_kept = request.reply_to is None and decision.outcome in LOST
+            body = rejected(type(request).__name__, decision, source, is_kept=is_kept)
+            event = self.event(name_or_nothing(task_id), name_or_nothing(tenant_id), 0, body, now, source)
         elif isinstance(known, Task):
             event = self._next_event(known, decision.body, source, now)
         else:
             version = 0 if spec else known.version if known else entity.version  # type: ignore[union-attr]
-            event = self._event(task_id, tenant_id, version + 1, decision.body, now, source)
+            event = self.event(task_id, tenant_id, version + 1, decision.body, now, source)
             if isinstance(request, SubmitTask) and request.traceparent is not None:
                 event = replace(event, traceparent=request.traceparent)
         signals = self._signals(known, decision)  # of how it stood before
-        effects = self._happened(event)._replace(signals=signals)
+        effects = self.happened(event)._replace(signals=signals)
         if request.reply_to is not None:
             effects.replies.append((request.reply_to, self._reply(request.request_id, task_id, decision, now)))
         return effects
-
-    def _handle_schedule(self, request: ScheduleRequest, source: Source, now: int) -> Effects:
-        schedule_id = request.schedule_id
-        known = self.state.schedules.get(schedule_id)
-        decision = self._decide_schedule(known, request, source, now)
-        if decision.body is None:
-            is_kept = request.reply_to is None and decision.outcome in _LOST
-            refusal = Decision(None, decision.outcome, decision.detail)
-            body = _rejected(type(request).__name__, refusal, source, is_kept=is_kept)
-            event = self._event(_name_or_nothing(schedule_id), "", 0, body, now, source)
-        else:
-            spec = known.spec if known else request.spec  # type: ignore[union-attr]
-            version = known.version + 1 if known else self.state.schedules.first_version(schedule_id)
-            event = self._event(schedule_id, spec.task.tenant_id, version, decision.body, now, source)
-        effects = self._happened(event)
-        if request.reply_to is not None:
-            reply = self._schedule_reply(request, decision, known, now)
-            effects.replies.append((request.reply_to, reply))
-        return effects
-
-    def _decide_schedule(
-        self, known: Schedule | None, request: ScheduleRequest, source: Source, now: int
-    ) -> ScheduleDecision:
-        tzdata = tzdata_version()
-        match request:
-            case CreateSchedule():
-                if known is None and len(self.state.schedules) >= self._settings.schedules_max:
-                    reason = f"the shard holds {self._settings.schedules_max} schedules"
-                    return ScheduleDecision(None, Outcome.OVERLOADED, reason)
-                return schedule_requests.decide_create(known, request, now, tzdata)
-            case UpdateSchedule():
-                return schedule_requests.decide_update(known, request, now, tzdata)
-            case ControlSchedule():
-                return schedule_requests.decide_control(known, request, now, tzdata)
-            case RunSchedule():
-                origin = source.origin
-                place = f"{source.offset}" if origin is None else f"{origin.partition}-{origin.offset}"
-                is_view_ahead = request.view_offset > self.forgotten_offset
-                decision = schedule_requests.decide_run(known, request, place, now, is_view_ahead=is_view_ahead)
-                return self._of_new_runs(decision)
-
-    def _of_new_runs(self, decision: ScheduleDecision) -> ScheduleDecision:
-        """Without the runs that the view did not show yet: from now on nobody else can take the ids of the others."""
-        if not isinstance(decision.body, ScheduleBackfilled):
-            return decision
-        runs = tuple(run for run in decision.body.runs if self.known(run.task_id) is None)
-        if not runs:
-            return ScheduleDecision(None, Outcome.DUPLICATE, schedule_requests.ALL_RUN)
-        return decision._replace(body=ScheduleBackfilled(runs=runs))
-
-    def _schedule_reply(
-        self, request: ScheduleRequest, decision: ScheduleDecision, before: Schedule | None, now: int
-    ) -> Reply:
-        schedule = self.state.schedules.get(request.schedule_id) or before
-        is_run = isinstance(decision.body, ScheduleFired)
-        return Reply(
-            request_id=request.request_id,
-            outcome=decision.outcome,
-            task_id=decision.body.task_id if isinstance(decision.body, ScheduleFired) else request.schedule_id,
-            status=Status.PENDING if is_run else None,
-            version=schedule.version if schedule else 0,
-            created_at=schedule.created_at if schedule else None,
-            scheduled_at=schedule.next_fire_at if schedule else None,
-            decided_at=now,
-            detail=decision.detail,
-        )
 
     def _as_shown(self, request: TaskRequest, now: int) -> Task | None:
         """The task in the wheel that is to be changed, if it is there as the request shows it."""
@@ -663,7 +509,7 @@ class Shard:
             case UpdateTask():
                 return decisions.decide_update(known, request, now)
             case RedriveTask():
-                if reason := self._is_full(request.task.spec, now):
+                if reason := self.is_full(request.task.spec, now):
                     return Decision(None, Outcome.OVERLOADED, reason)
                 return decisions.decide_redrive(known, request, request.view_offset > self.forgotten_offset, now)
             case DiscardTask():
@@ -684,7 +530,7 @@ class Shard:
         request = rested(request, now)
         if isinstance(known, EndedTask) and known.keep_until <= now:
             known = None  # to be forgotten in the very moment
-        if known is None and (reason := self._is_full(request.spec, now)):
+        if known is None and (reason := self.is_full(request.spec, now)):
             return Decision(None, Outcome.OVERLOADED, reason)
         decision = decisions.decide_submit(known, request, now)
         if decision.body is not None and (
@@ -701,7 +547,7 @@ class Shard:
             return decision._replace(body=replace(body, status=Status.SCHEDULED, next_run_at=until))
         return decision
 
-    def _is_full(self, spec: TaskSpec, now: int) -> str | None:
+    def is_full(self, spec: TaskSpec, now: int) -> str | None:
         settings = self._settings
         if len(self.state.tasks) >= settings.tasks_max:
             return f"the shard holds {settings.tasks_max:,} tasks"
@@ -738,7 +584,7 @@ class Shard:
     def _handle_report(self, report: Report, source: Source, now: int) -> Effects:
         known = self.known(report.task_id)  # type: ignore[union-attr]
         if isinstance(report, AttemptStarted):
-            return self._applied(known, decisions.decide_started(known, report), source, now)
+            return self.applied(known, decisions.decide_started(known, report), source, now)
         if isinstance(report, AttemptReturned) and not report.is_started:
             if isinstance(known, Task) and known.status is Status.PENDING and report.attempt == known.attempt + 1:
                 if report.reason == NOT_FRESH:
@@ -752,7 +598,7 @@ class Shard:
         if isinstance(report, AttemptCheckpointed) and len(report.checkpoint) > CHECKPOINT_MAX:
             size = len(report.checkpoint)
             return self.refuse(source, f"checkpoint has {size} bytes; at most {CHECKPOINT_MAX} are allowed", now)
-        return self._applied(known, self._decide_report(known, report, now), source, now)
+        return self.applied(known, self._decide_report(known, report, now), source, now)
 
     def _decide_report(self, task: Task, report: Report, now: int) -> Decision:
         match report:
@@ -803,9 +649,9 @@ class Shard:
     def _lose(self, task_id: str, reason: str, effects: Effects, now: int, *, is_crash: bool) -> None:
         task = self.state.tasks[task_id]
         decision = decisions.decide_lost(task, reason, is_crash=is_crash)
-        effects.extend(self._applied(task, decision, None, now))
+        effects.extend(self.applied(task, decision, None, now))
 
-    def _applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
+    def applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
         effects = Effects([], [], self._signals(task, decision), [])
         if decision.body is not None and isinstance(task, Task):
             event = self._next_event(task, decision.body, source, now)
@@ -847,7 +693,7 @@ class Shard:
         """With the epoch, by which workers know the words of an owner that does not know yet that it was followed."""
         return replace(signal, epoch=self.state.epoch)
 
-    def _event(
+    def event(
         self,
         entity_id: str,
         tenant_id: str,
@@ -884,79 +730,8 @@ class Shard:
                 self._judge_worker(key.removeprefix(_WORKER), effects, now)
             elif (task := self.state.tasks.get(key)) is not None:
                 self._fire(task, effects, now)
-        schedules = self.state.schedules
-        for schedule_id in schedules.pop_due(now, TIMERS_PER_STEP):
-            try:
-                schedules.look_again_at(schedule_id, self._look_at_schedule(schedule_id, effects, now))
-            except Exception as error:  # a defect in the computation of one schedule: the others must go on
-                self._flag(schedule_id, error, effects, now)
+        effects.extend(self._schedules.fire_due(now, TIMERS_PER_STEP))
         return effects
-
-    # --- schedules -----------------------------------------------------------------------------------------------
-
-    def _look_at_schedule(self, schedule_id: str, effects: Effects, now: int) -> int | None:
-        """Fire what has come, submit what is due, cancel what was overtaken; when it is to be looked at again."""
-        schedule = self.state.schedules.get(schedule_id)
-        if schedule is None:
-            return None
-        if (change := replanned(schedule, tzdata_version())) is not None:
-            self._schedule_event(schedule, change, effects, now)
-        return self._fire_schedule(schedule_id, effects, now)
-
-    def _flag(self, schedule_id: str, error: Exception, effects: Effects, now: int) -> None:
-        """It fires no more until it is changed or resumed."""
-        schedule = self.state.schedules.get(schedule_id)
-        if schedule is not None:
-            problem = f"{type(error).__name__}: {error}"
-            self._schedule_event(schedule, ScheduleFlagged(problem=problem[: decisions.TEXT_MAX]), effects, now)
-        self.state.schedules.look_again_at(schedule_id, None)
-
-    def _fire_schedule(self, schedule_id: str, effects: Effects, now: int) -> int | None:
-        """When it is to be looked at again."""
-        tzdata = tzdata_version()
-        for _ in range(FIRES_PER_STEP):
-            is_stuck = self._submit_due(schedule_id, effects, now)
-            schedule = self.state.schedules.get(schedule_id)
-            if schedule is None:
-                return None
-            if is_stuck:
-                return now + STUCK_US
-            body = decide_fire(schedule, now, tzdata)
-            if body is None:
-                return schedule_wake_at(schedule)
-            if isinstance(body, ScheduleFired) and self.known(body.task_id) is not None:
-                body = skipped_for(body, SkipReason.TAKEN)
-            self._schedule_event(schedule, body, effects, now)
-        return now
-
-    def _submit_due(self, schedule_id: str, effects: Effects, now: int) -> bool:
-        """Submit the runs that are due, and cancel those before them if that is asked. Whether some must wait."""
-        while (schedule := self.state.schedules.get(schedule_id)) is not None:
-            run = next_due(schedule)
-            if run is None:
-                for task_id in to_cancel(schedule):
-                    self._overtake(task_id, effects, now)
-                return False
-            # An older task with this id, back from the wheel, has the run taken off by its next event.
-            if self._is_full(schedule.spec.task, now) is not None or self.known(run.task_id) is not None:
-                return True
-            spec = replace(schedule.spec.task, scheduled_at=run.nominal_at)
-            deadline_at = deadline_of(spec.total_timeout_ms, now)
-            body = TaskSubmitted(spec=spec, status=Status.PENDING, next_run_at=now, deadline_at=deadline_at)
-            effects.extend(self._happened(self._event(run.task_id, spec.tenant_id, 1, body, now, None)))
-        return False
-
-    def _overtake(self, task_id: str, effects: Effects, now: int) -> None:
-        task = self.state.tasks.get(task_id)
-        if task is not None and task.cancel_requested_at is None:
-            request = CancelTask(request_id="", task_id=task_id, reason="a later run of its schedule began")
-            effects.extend(self._applied(task, decisions.decide_cancel(task, request), None, now))
-
-    def _schedule_event(self, schedule: Schedule, body: EventBody, effects: Effects, now: int) -> None:
-        tenant_id = schedule.spec.task.tenant_id
-        effects.extend(
-            self._happened(self._event(schedule.schedule_id, tenant_id, schedule.version + 1, body, now, None))
-        )
 
     def _fire(self, task: Task, effects: Effects, now: int) -> None:
         heard_at = self._heard.get(task.task_id, 0)
@@ -969,7 +744,7 @@ class Shard:
         if decision.body is None:
             self._timers.set(task.task_id, decisions.wake_at(task, heard_at) or now + RECHECK_US)
         else:
-            effects.extend(self._applied(task, decision, None, now))
+            effects.extend(self.applied(task, decision, None, now))
 
     def _expect(self, worker_id: str, now: int) -> None:
         if self._running.get(worker_id):
@@ -1020,14 +795,14 @@ class Shard:
             return
         if task.cancel_requested_at is None:
             request = CancelTask(request_id="", task_id=task.task_id, reason=f"no room under the limit {key}")
-            effects.extend(self._applied(task, decisions.decide_cancel(task, request), None, now))
+            effects.extend(self.applied(task, decisions.decide_cancel(task, request), None, now))
 
     def decide_limits(self, now: int) -> Effects:
         """Decide on the keys whose home is here, and tell other shards what there is to tell."""
         effects = Effects.none()
         for key, changed, _ in self._limits.decide(now):
             if changed != LimitChanged():
-                effects.events.append(self._event(key, "", 0, changed, now, None))
+                effects.events.append(self.event(key, "", 0, changed, now, None))
         self.changed.update(LIMIT + key for key in self._limits.touched())
         effects.messages.extend(self._limits.messages(now, self.state.epoch))
         return effects
@@ -1077,7 +852,7 @@ class Shard:
             self._end(trace)
             self._will_forget(trace, self._acknowledged_offset)
         else:
-            self._unstore(TASK + task.task_id)
+            self.unstore(TASK + task.task_id)
         del self.state.tasks[task.task_id]  # last, since other threads read
         self._tally.due.add(task, -1)
         self.statuses[task.status] -= 1
@@ -1085,7 +860,11 @@ class Shard:
         self.parking.unrecorded.discard(task.task_id)
         self.parking.wheel.note_parked(record.place)
 
-    def _unstore(self, key: str) -> None:
+    def note_changed(self, key: str) -> None:
+        """Let the next checkpoint have the entity of this key as it is then."""
+        self.changed.add(key)
+
+    def unstore(self, key: str) -> None:
         """Let the next checkpoint not have it."""
         if self.is_stored(key):
             self.changed.add(key)
@@ -1142,7 +921,7 @@ class Shard:
         is_first = read.created_at < known.created_at
         if not (is_first and isinstance(known, Task) and known.status in WAITING):
             return self.refuse(source, f"another task with the id {read.task_id} was accepted", now)
-        effects = self._applied(known, Decision(TaskCancelled(reason=TAKEN)), None, now)
+        effects = self.applied(known, Decision(TaskCancelled(reason=TAKEN)), None, now)
         base = replace(read, version=known.version + 1)
         body = TaskUpdated(
             spec=read.spec,
@@ -1150,13 +929,13 @@ class Shard:
             next_run_at=read.next_run_at or record.due_at,
             deadline_at=read.deadline_at,
         )
-        effects.extend(self._applied(base, Decision(body), None, now))
+        effects.extend(self.applied(base, Decision(body), None, now))
         return effects
 
     def expire_markers(self) -> None:
         """Drop the markers that no record in the wheel can meet any more."""
         for task_id in self.parking.expire():
-            self._unstore(MARKER + task_id)
+            self.unstore(MARKER + task_id)
 
     # --- after the acknowledgement -------------------------------------------------------------------------------
 
@@ -1274,24 +1053,8 @@ class Shard:
             if ended is not None and ended.keep_until == keep_until:
                 del self.state.ended[task_id]
                 self.state.uniques.forget(task_id)
-                self._unstore(TASK + task_id)
+                self.unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
-
-
-def _rejected(request: str, decision: Decision, source: Source, *, is_kept: bool) -> TaskRejected:
-    """The refusal; with `is_kept` it holds the record, from which an InvalidRecord is made."""
-    detail, record = decision.detail, None
-    if is_kept:
-        record = RejectedRecord(key=source.key, value=source.value)
-        if source.size() > RECORD_MAX:
-            record = RejectedRecord()
-            detail = f"{detail}; its {source.size()} bytes, above {RECORD_MAX}, are only where it was written"
-    return TaskRejected(request=request, outcome=decision.outcome, detail=detail, record=record)
-
-
-def _name_or_nothing(text: str) -> str:
-    """What was no name may be of any length: it is in the record, not in the event's key."""
-    return text if is_name(text) else ""
 
 
 _WORKER = "worker/"  # a task id has no slash, so that the keys of both kinds of timers never meet

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.core.shard import Effects, Shard, Source
+from scheduler.core.desk import Effects, Source
+from scheduler.core.shard import Shard
 from schemas.messages import (
     AttemptFailed,
     AttemptStarted,

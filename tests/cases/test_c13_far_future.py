@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from scheduler.core.shard import Shard, ShardSettings, Source
+from scheduler.core.desk import Source
+from scheduler.core.shard import Shard, ShardSettings
 from schemas.messages import Status, SubmitTask, TaskSpec
 from schemas.topics import TASK_REQUESTS
 from tests.cases.shard_stage import open_slots

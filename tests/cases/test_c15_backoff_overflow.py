@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.core.desk import Source
 from scheduler.core.policy import backoff_ms, retry_delay_ms
-from scheduler.core.shard import Shard, ShardSettings, Source
+from scheduler.core.shard import Shard, ShardSettings
 from schemas.limits import ATTEMPTS_MAX, DURATION_MS_MAX
 from schemas.messages import (
     AttemptFailed,

@@ -14,7 +14,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.desk import Effects, Source
+from scheduler.core.shard import Shard, ShardSettings
 from schemas.codec import Codec
 from schemas.messages import (
     AttemptStarted,

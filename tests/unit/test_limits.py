@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.desk import Effects, Source
 from scheduler.core.gate import STALE_START_US
 from scheduler.core.limit_keys import home_of
 from scheduler.core.limiter import CHECK_US
 from scheduler.core.policies import Policies
-from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.shard import Shard, ShardSettings
 from schemas.codec import Codec
 from schemas.ids import shard_of
 from schemas.messages import (

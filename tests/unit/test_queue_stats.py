@@ -13,8 +13,9 @@ from infra.local import LocalBroker, LocalLog
 from infra.sqlite import SqliteLogStorage
 from infra.topics import embedded_catalog
 from scheduler.core import tally
+from scheduler.core.desk import Source
 from scheduler.core.policies import Policies
-from scheduler.core.shard import Shard, ShardSettings, Source
+from scheduler.core.shard import Shard, ShardSettings
 from scheduler.ports import Entry
 from scheduler.queue_stats import STALE_S, StatsFollower
 from schemas.codec import Codec

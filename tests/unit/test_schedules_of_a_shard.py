@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from scheduler.core.desk import Effects, Source
 from scheduler.core.schedule import decide_fire, run_id
-from scheduler.core.shard import Effects, Shard, ShardSettings, Source
+from scheduler.core.shard import Shard, ShardSettings
 from scheduler.core.wheel import Place
 from schemas.messages import (
     ControlSchedule,

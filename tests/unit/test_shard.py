@@ -6,7 +6,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from scheduler.core.shard import Effects, Shard, ShardSettings
+from scheduler.core.desk import Effects
+from scheduler.core.shard import Shard, ShardSettings
 from scheduler.core.tasks import Tasks
 from schemas.messages import (
     AttemptCheckpointed,
