@@ -281,7 +281,7 @@ def test_a_defect_in_one_schedule_flags_it_and_disturbs_no_other(monkeypatch: py
             raise OverflowError("a defect")
         return decide_fire(schedule, now, tzdata)
 
-    monkeypatch.setattr("scheduler.core.shard.decide_fire", broken)
+    monkeypatch.setattr("scheduler.core.shard_schedules.decide_fire", broken)
     run(at, 3 * MINUTE)
     assert [event.body.problem for event in of(at, ScheduleFlagged, "bad")] == ["OverflowError: a defect"]  # type: ignore[union-attr]
     assert runs(at) == minutes(1)  # the others are skipped, since it is not over
