@@ -1,12 +1,11 @@
 """Which waiting tasks are sent out to workers now. All of it is derived: after a load it is built anew from the state.
 
 A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
-must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: by one
-with each start, up if that was soon and down if not, so that what is out is about what the workers start in SLOW_US
-(the delay is the signal, as in TCP Vegas: Brakmo and Peterson, 1995); and by half when a worker gives a record back
-because it has no free slot. Types have lanes of their own because they have slots of their own: blocking handlers that
-fill all threads must not hold up coroutines. Of a priority of which nothing is out one goes even if the window is full:
-an urgent task need not wait for the start of one that is not, and its worker lets it have the next slot.
+must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
+with each start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their
+own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
+priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
+that is not, and its worker lets it have the next slot.
 
 Tasks of a paused queue wait here. What was out already may start: at most a window, and at once if a worker is free.
 
@@ -28,7 +27,6 @@ from schemas.messages import Priority, Task
 from schemas.priorities import DEFAULT_WEIGHTS, PRIORITIES, Weights
 
 WINDOW_START = 16  # records out per lane before anything is known of its workers
-SLOW_US = 50_000  # a window grows while what is out is started within this, and else shrinks to what it began with
 WINDOW_MAX = 1024  # bounds what a cancel can no longer hold back, and the memory of a ready partition
 WINDOW_BYTES_MAX = 8 << 20  # of payloads: what is out must fit into its ready partition
 PROBE_US = 1_000_000  # a lane without free slots is tried again after this, should the worker's word be lost
@@ -73,13 +71,6 @@ class _Lane:
         for priority, until in self.blocked_until.items():
             if until <= now:
                 self.blocked_until[priority] = 0
-
-    def adapt(self, after_us: int) -> None:
-        """One that was out so long was started. What is out ahead of the workers can no longer be overtaken."""
-        if after_us <= SLOW_US:
-            self.window = min(WINDOW_MAX, self.window + 1)
-        elif self.window > WINDOW_START:
-            self.window -= 1
 
     def shrink(self, priority: Priority, until: int) -> None:
         """A worker had no slot for one."""
@@ -158,11 +149,12 @@ class Dispatch:
         """Whether a ready record of the task was sent that nobody started or gave back yet."""
         return task_id in self._out
 
-    def started(self, task_id: str, now: int) -> None:
-        """A worker started it: the window may grow, if that was soon."""
+    def started(self, task_id: str) -> None:
+        """A worker started it: the window may grow."""
         out = self._out.get(task_id)
         if out is not None:
-            self._lanes[out.lane].adapt(now - (out.resend_at - out.wait_us))
+            lane = self._lanes[out.lane]
+            lane.window = min(WINDOW_MAX, lane.window + 1)
         self.forget(task_id)  # it may also wait here again: given back by one worker, started by another
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:

@@ -374,7 +374,7 @@ class Shard:
             if before.status is Status.PENDING:
                 self._admission.leaves(before)
                 self._suspects.discard(task_id)
-                self._dispatch.started(task_id, now) if status is Status.RUNNING else self._dispatch.forget(task_id)
+                self._dispatch.started(task_id) if status is Status.RUNNING else self._dispatch.forget(task_id)
             elif before.status is Status.RUNNING and status is not Status.RUNNING:
                 self._heard.pop(task_id, None)
                 self._running.get(before.worker_id or "", set()).discard(task_id)

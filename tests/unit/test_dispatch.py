@@ -13,7 +13,6 @@ from scheduler.core.dispatch import (
     PROBE_US,
     RESEND_US,
     RESEND_US_MAX,
-    SLOW_US,
     WINDOW_BYTES_MAX,
     WINDOW_MAX,
     WINDOW_START,
@@ -73,13 +72,13 @@ def test_no_more_than_the_window_is_out_and_starts_widen_it() -> None:
     assert len(first) == WINDOW_START
     assert sent(dispatch) == []
     for task_id in first:
-        dispatch.started(task_id, 0)
+        dispatch.started(task_id)
     assert len(sent(dispatch)) == 2 * WINDOW_START
     out = 0
     while batch := sent(dispatch):
         out = max(out, len(batch))
         for task_id in batch:
-            dispatch.started(task_id, 0)
+            dispatch.started(task_id)
     assert out <= WINDOW_MAX
 
 
@@ -89,7 +88,7 @@ def test_a_record_given_back_for_want_of_a_slot_halves_the_window_and_holds_the_
     first = sent(dispatch)
     dispatch.given_back(tasks[0], now=0, is_full=True)
     for task_id in first[1:]:
-        dispatch.started(task_id, 0)
+        dispatch.started(task_id)
     assert sent(dispatch, now=PROBE_US - 1) == []
     assert dispatch.next_at() == PROBE_US
     assert sent(dispatch, now=PROBE_US)[0] == "0"
@@ -211,8 +210,8 @@ def test_a_record_goes_to_the_partition_with_the_fewest_that_wait() -> None:
     dispatch = offered(*(task(str(i)) for i in range(6)))
     out = dispatch.pick(0, everywhere, empty)
     assert [record.partition for record in out] == [0, 1, 2, 0, 1, 2]
-    dispatch.started("1", 0)
-    dispatch.started("4", 0)
+    dispatch.started("1")
+    dispatch.started("4")
     dispatch.offer(task("new"), 0)
     assert [record.partition for record in dispatch.pick(0, everywhere, empty)] == [1]
 
@@ -227,22 +226,10 @@ def test_a_type_whose_slots_are_full_does_not_hold_up_another_of_its_queue() -> 
     assert sent(dispatch, now=1) == ["async"]
 
 
-def test_a_window_shrinks_to_what_it_began_with_while_starts_take_long() -> None:
-    """What is out ahead of the workers can no longer be overtaken by what is urgent, or of another tenant."""
-    dispatch = offered(*(task(str(number)) for number in range(1_000)))
-    for after_us, wanted in ((SLOW_US, 2 * WINDOW_START), (SLOW_US + 1, WINDOW_START)):
-        for number in sent(dispatch):
-            dispatch.started(number, after_us)
-        assert dispatch._lanes["default", "t"].window == wanted
-    for number in sent(dispatch):
-        dispatch.started(number, 10 * SLOW_US)
-    assert dispatch._lanes["default", "t"].window == WINDOW_START
-
-
 def test_what_is_out_is_bounded_by_bytes_too() -> None:
     dispatch = offered(*(task(str(i)) for i in range(100)))
     for one in sent(dispatch):
-        dispatch.started(one, 0)
+        dispatch.started(one)
     out = sent(dispatch, size_of=lambda _: 256 * 1024)
     assert sent(dispatch, size_of=lambda _: 256 * 1024) == []
     assert sum(256 * 1024 for _ in out) <= WINDOW_BYTES_MAX + 256 * 1024
@@ -253,7 +240,7 @@ def test_names_that_come_and_go_leave_nothing_behind() -> None:
     for number in range(1_000):
         dispatch.offer(task(f"a{number}", queue=f"q{number}"), 0)
         for one in sent(dispatch):
-            dispatch.started(one, 0)
+            dispatch.started(one)
     assert len(dispatch._lanes) <= IDLE_LANES_MAX + 1
     assert len(dispatch._load) <= 3 * (IDLE_LANES_MAX + 1)
 
@@ -278,7 +265,7 @@ def test_what_was_not_sent_goes_out_again_in_its_order_and_the_window_stays() ->
     for one in reversed(tasks[:3]):
         dispatch.not_sent(one, 0)
     assert sent(dispatch) == first[:3]
-    dispatch.started("0", 0)
+    dispatch.started("0")
     dispatch.not_sent(tasks[0], 0)  # heard of too late: it was there, and was started
     assert sent(dispatch) == [str(WINDOW_START)]
 
@@ -289,7 +276,7 @@ def test_records_go_to_the_partitions_that_a_topic_has_now() -> None:
     dispatch.offer(task("fewer"), 0)
     assert [out.partition for out in dispatch.pick(0, lambda *_: 2, empty)] == [1]
     for number in range(9):
-        dispatch.started(str(number), 0)
+        dispatch.started(str(number))
     dispatch.offer(task("more"), 0)
     assert [out.partition for out in dispatch.pick(0, lambda *_: 6, empty)] == [0]
     assert {out.partition for out in dispatch.pick(RESEND_US, lambda *_: 6, empty)} == {0, 1}
