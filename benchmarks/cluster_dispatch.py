@@ -304,6 +304,7 @@ class TenantOptions(ClusterOptions, frozen=True, kw_only=True):
     projectors: Annotated[int, Meta(ge=0, le=16, description="projector processes; 0: the view stays empty")] = 0
     tenants: Annotated[int, Meta(ge=2, le=1_000, description="tenants, one of which floods")] = 10
     rate: Annotated[float, Meta(gt=0, le=1_000, description="submissions a second of each of the others")] = 10.0
+    bulk: Annotated[int, Meta(ge=1, le=1_000, description="tasks in one call of the one that floods")] = 10
     skew: Annotated[float, Meta(ge=1, le=1_000, description="times as many of the one")] = 100.0
     seconds: Annotated[float, Meta(gt=0, le=3_600, description="how long")] = 30.0
 
@@ -372,7 +373,7 @@ async def _with_flood(
     flooded: dict[int, int] = {}
     noop = stage.noop.options(metadata={"tenant_id": "flood"})
     begin = 2 * quiet
-    at_once = 100
+    at_once = options.bulk
 
     async def many(number: int, _intended_ns: int) -> None:
         indexes = range(begin + number * at_once, min(begin + (number + 1) * at_once, begin + flood))
