@@ -25,6 +25,7 @@ from benchmarks import (
     cluster_losses,
     cluster_schedules,
     cluster_timers,
+    embedded_dispatch,
     on_kafka,
     projection,
     scheduler_loss,
@@ -44,7 +45,10 @@ from tidewheel import EngineSettings, TidewheelError
 ENGINES = ("embedded", "kafka")
 _EMBEDDED = (start_latency, throughput, timer_accuracy, waiting, scheduler_loss, api, projection)
 BENCHMARKS: Mapping[str, Mapping[str, Benchmark[Any]]] = {
-    "embedded": {module.BENCHMARK.name: module.BENCHMARK for module in _EMBEDDED},
+    "embedded": {
+        benchmark.name: benchmark
+        for benchmark in (*(module.BENCHMARK for module in _EMBEDDED), *embedded_dispatch.BENCHMARKS)
+    },
     "kafka": {
         benchmark.name: benchmark
         for module in (on_kafka, cluster_losses, cluster_timers, cluster_schedules, cluster_dispatch, cluster_backlog)

@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from benchmarks.contract import NothingMeasured, Options
 from benchmarks.load import wait_until
-from benchmarks.machine import processor_s_of
+from benchmarks.machine import processor_s_of, rss_mb
 from benchmarks.shared_starts import PLACE, SharedStarts
 from benchmarks.stage import PAYLOAD_BYTES, WAIT_S, Noop, blob_for, holding, noop_app
 from infra.cassandra import CassandraSettings, CassandraView
@@ -162,6 +162,14 @@ class ClusterStage:
         for process in self.processes:
             used[process.name] = used.get(process.name, 0.0) + processor_s_of(process.pid)
         return used
+
+    def cpu_s(self) -> float:
+        """Processor time of all of them so far, together."""
+        return sum(self.processor_s().values())
+
+    def scheduler_rss_mb(self) -> float:
+        """Memory of the schedulers."""
+        return round(sum(rss_mb(process.pid) for process in self.processes if process.name == "scheduler"), 1)
 
     @contextmanager
     def log(self) -> Iterator[KafkaLog]:

@@ -15,11 +15,11 @@ from typing import Annotated
 from msgspec import Meta
 
 from benchmarks.cluster import ClusterOptions, ClusterStage, running
-from benchmarks.cluster_dispatch import SETTLE_S, submit
 from benchmarks.cluster_timers import ACCEPTS_PER_S_MIN, kill_and_restart, schedulers
 from benchmarks.contract import Benchmark, Figures, NothingMeasured, Say, Seed, quantiles
+from benchmarks.dispatch import SETTLE_S, submit
 from benchmarks.load import closed_loop, wait_until
-from benchmarks.machine import rss_mb, rss_mb_max
+from benchmarks.machine import rss_mb_max
 from benchmarks.producer import Order, sending, wait_for
 from benchmarks.stage import WAIT_S
 from schemas.messages import Status
@@ -67,13 +67,13 @@ def _measure(options: BacklogOptions, folder: Path, say: Say) -> Backlog:
     with running(options, folder, total) as stage:
         _run(stage, pending, tasks)
         empty_s = _run(stage, pending + tasks, tasks)
-        empty_rss_mb = _rss_mb(stage)
+        empty_rss_mb = stage.scheduler_rss_mb()
         say(f"{tasks / empty_s:,.0f} tasks/s with nothing that waits; now {pending:,} are to wait")
         stage.backend.queues.pause("default").run()
         time.sleep(SETTLE_S)
         accepted_s = _fill(stage, options)
         time.sleep(CHECKPOINT_S)
-        filled_rss_mb, filled_rss_mb_max = _rss_mb(stage), _rss_mb_max(stage)
+        filled_rss_mb, filled_rss_mb_max = stage.scheduler_rss_mb(), _rss_mb_max(stage)
         say(f"accepted in {accepted_s:.0f} s, {filled_rss_mb:,.0f} MB; {options.cancels} are cancelled")
         cancelled, took_ns = asyncio.run(_cancel(stage, options))
         accepted_per_s, started_per_s = _run_behind(stage, pending + 2 * tasks, tasks)
@@ -169,10 +169,6 @@ async def _cancel(stage: ClusterStage, options: BacklogOptions) -> tuple[list[in
 
     await closed_loop(numbers, 1, cancel)
     return numbers, took_ns
-
-
-def _rss_mb(stage: ClusterStage) -> float:
-    return round(sum(rss_mb(process.pid) for process in schedulers(stage)), 1)
 
 
 def _rss_mb_max(stage: ClusterStage) -> float:

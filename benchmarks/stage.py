@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.load import wait_until
+from benchmarks.machine import processor_s, rss_mb
+from scheduler.core.admission import AdmissionSettings
+from scheduler.core.shard import ShardSettings
 from scheduler.ports import TopicPartition
 from schemas.topics import TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS
 from tidewheel import App, Engine, TaskType
+from tidewheel.backend import LocalBackend
 from tidewheel.settings import ClientSettings
 
 TASK_TYPE = "benchmark.noop"
@@ -119,6 +123,19 @@ class Stage:
     starts: Starts
     blob: str
 
+    @property
+    def backend(self) -> LocalBackend:
+        """What operators can do."""
+        return LocalBackend(self.engine.service)
+
+    def cpu_s(self) -> float:
+        """Processor time of the engine's processes so far, the submitter's included."""
+        return processor_s()
+
+    def scheduler_rss_mb(self) -> float:
+        """Memory of this process."""
+        return rss_mb()
+
     def wait_until_projected(self, timeout_s: float = WAIT_S) -> bool:
         """Wait until the view shows all events; whether it does."""
         return wait_until(lambda: self.engine.view_lag() == 0, timeout_s)
@@ -133,11 +150,13 @@ def running(
     clock_ns: Callable[[], int] = time.perf_counter_ns,
     payload_bytes: int = PAYLOAD_BYTES,
     has_worker: bool = True,
+    admission: AdmissionSettings | None = None,
 ) -> Iterator[Stage]:
     """An engine in this process over files in `folder`, as `with app.embedded(folder)` gives it to anyone."""
     starts = Starts(capacity, clock_ns)
     app, noop = noop_app(starts.note)
-    with app.embedded(folder, shards=shards, has_worker=has_worker) as engine:
+    settings = ShardSettings() if admission is None else ShardSettings(admission=admission)
+    with app.embedded(folder, shards=shards, has_worker=has_worker, shard=settings) as engine:
         stage = Stage(engine, noop, starts, blob_for(payload_bytes))
         stage.wait_until_projected()  # the view's process is up
         yield stage
