@@ -99,6 +99,8 @@ class _Tenants(Generic[Name]):
 
     def pop(self, weight_of: WeightOf) -> tuple[str, str]:
         """Take out the task whose turn it is; it and its tenant."""
+        if len(self._lines) == 1:
+            return self._pop_alone(weight_of)
         while True:
             at, _, tenant_id = heapq.heappop(self._turn)
             del self._passes[tenant_id]
@@ -108,6 +110,17 @@ class _Tenants(Generic[Name]):
         task_id = line.first()
         self._pass = at
         self._enter(tenant_id, at + _STRIDE // weight_of(tenant_id))
+        self.remove(line, task_id)
+        return task_id, tenant_id
+
+    def _pop_alone(self, weight_of: WeightOf) -> tuple[str, str]:
+        """Of the only tenant: its pass need not grow, but is to be behind that of who comes next."""
+        (line,) = self._lines.values()
+        task_id, tenant_id = line.first(), line.tenant_id
+        if len(self._passes) > 1 or self._passes[tenant_id] <= self._pass:
+            self._turn.clear()
+            self._passes.clear()
+            self._enter(tenant_id, self._pass + _STRIDE // weight_of(tenant_id))
         self.remove(line, task_id)
         return task_id, tenant_id
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from string import Formatter
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from schemas.messages import LimitPolicy, LimitStrategy, TaskSpec
 COUNT_MAX = 1_000_000
 HELD_MAX = 5_000  # permits, or tokens at once: all that is held of a key is one record of a checkpoint
 PERIOD_MS_MAX = 31 * 86_400_000
+KEYS_CACHED = 100_000  # of which the home need not be computed again
 KEY_MAX = 200  # characters of a rendered key; a longer one is replaced by its digest
 TEMPLATE_MAX = 256
 FIELDS_RULE = "task_type, queue, tenant_id, priority and metadata.<name>"
@@ -83,6 +85,7 @@ def name_of(key: str) -> str:
     return key.partition("/")[0]
 
 
+@lru_cache(KEYS_CACHED)
 def home_of(key: str, shards: int) -> int:
     """The shard that decides on a key."""
     return (murmur2(key.encode()) & 0x7FFF_FFFF) % shards
