@@ -678,7 +678,7 @@ class Shard:
         """The task as a load must find it, if its slot alone tells of it; without its payload if that is not needed."""
         if task.task_id in self.state.tasks and task.task_id not in self.parking.unrecorded:
             return None
-        if isinstance(body, TaskReleased):
+        if isinstance(body, TaskReleased | TaskDeferred):  # it goes on as it is
             return task
         return replace(task, spec=replace(task.spec, payload=b""))
 

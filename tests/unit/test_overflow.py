@@ -6,8 +6,9 @@ from random import Random
 
 from scheduler.core.admission import AdmissionSettings
 from scheduler.core.decisions import DEFER_US, DEFER_US_MAX, deferred_until
+from scheduler.core.desk import Source
 from scheduler.core.shard import Shard, ShardSettings
-from schemas.messages import Outcome, Priority, Status, TaskDeferred, UpdateTask
+from schemas.messages import Outcome, ParkedTask, Priority, Status, TaskDeferred, UpdateTask
 from tests.cases.shard_stage import START, ShardStage
 
 LOW = Priority.LOW
@@ -67,6 +68,23 @@ def test_it_is_put_off_again_while_there_is_none_for_as_long_again_as_it_has_wai
     assert waits[:4] == [DEFER_US, DEFER_US, 2 * DEFER_US, 4 * DEFER_US]
     assert waits[-1] == DEFER_US_MAX == deferred_until(0, 10 * DEFER_US_MAX) - 10 * DEFER_US_MAX
     assert sum(isinstance(event.body, TaskDeferred) for event in at.events) == 8
+
+
+def test_what_was_put_off_after_it_came_back_from_the_wheel_is_whole_in_the_log() -> None:
+    """Found by the simulation (seed 141): a load made it of the event, without its payload."""
+    at = crowded()
+    at.submit("low", priority=LOW, payload=b'"all of it"')
+    (record,) = at.shard.to_park(10)
+    at.shard.parked(record, at.now)
+    assert "low" not in at.shard.state.tasks
+    at.now = record.due_at
+    while (place := at.shard.next_to_open(at.now)) is not None:
+        if place == record.place:
+            at.shard.unpark(ParkedTask(task=record.task, due_at=record.due_at), place, Source("delay", 0), at.now)
+        at.shard.parking.wheel.has_opened(place)
+    at.let_time_work()
+    deferred = next(event for event in at.events if isinstance(event.body, TaskDeferred))
+    assert deferred.base is not None and deferred.base.spec.payload == b'"all of it"'
 
 
 def test_a_scheduled_one_is_put_off_when_it_is_due_but_not_one_that_has_begun() -> None:
