@@ -99,7 +99,7 @@ class Phase(Enum):
 class _Checkpoint(NamedTuple):
     """A copy of what changed, taken when a batch was appended; written when that batch is acknowledged."""
 
-    changes: list[tuple[str, Entity | None]]
+    changes: list[tuple[str, Entity | bytes | None]]
     positions: dict[str, int]
     forwarded: dict[str, int]
     taken_at: int
@@ -855,7 +855,7 @@ class ShardHost:
         self._is_checkpointing = True
         self._checkpointed_at = now
         self._owed_count = 0
-        entities: list[tuple[str, Entity | None]] = []
+        entities: list[tuple[str, Entity | bytes | None]] = []
         for key in changed:
             entity = self.shard.entity(key)
             if entity is not None or self.shard.is_stored(key):
@@ -890,7 +890,7 @@ class ShardHost:
     def _encoded(self, record: ShardCheckpoint, checkpoint: _Checkpoint) -> Iterator[tuple[bytes, bytes | None]]:
         encode = self._codec.encode
         for key, entity in checkpoint.changes:
-            yield key.encode(), encode(entity) if entity else None
+            yield key.encode(), encode(entity) if isinstance(entity, Entity) else entity
         yield CHECKPOINT_KEY, encode(record)
 
     def _absorb_checkpoints(self) -> None:

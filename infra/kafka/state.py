@@ -90,7 +90,7 @@ class KafkaStateStore:
         if not loading.done():
             return None
         del self._loading[shard]
-        return loading.result().items()
+        return _taken_out(loading.result())
 
     def commit(
         self,
@@ -257,3 +257,9 @@ class KafkaStateStore:
             raise translate(topic.error, f"use the topic {self._topic}")
         if shard not in topic.partitions:
             raise Fatal(f"the topic {self._topic} has no partition {shard}: run `tidewheel topics plan`")
+
+
+def _taken_out(state: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """All of it, which is needed no more: a million values must not stay beside what is made of them."""
+    while state:
+        yield state.popitem()

@@ -42,6 +42,10 @@ class Schedules:
         packed = self._packed.get(schedule_id)
         return None if packed is None else _unpacked(packed)
 
+    def kept(self, schedule_id: str) -> bytes | None:
+        """The schedule as the bytes of its record by the built-in schema, if there is one."""
+        return self._packed.get(schedule_id)
+
     def put(self, schedule: Schedule) -> None:
         """Keep the schedule as it is now."""
         self._packed[schedule.schedule_id] = _CODEC.encode(schedule)

@@ -262,17 +262,19 @@ class Shard:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
         return self.state.tasks.get(task_id) or self.state.ended.get(task_id)
 
-    def entity(self, key: str) -> Entity | None:
-        """What a checkpoint must hold under a key of `changed`; None: nothing."""
+    def entity(self, key: str) -> Entity | bytes | None:
+        """What a checkpoint must hold under a key of `changed`, or its bytes; None: nothing."""
         kind, _, entity_id = key.partition("/")
         if kind + "/" == MARKER:
             return self.parking.markers.get(entity_id)
         if kind + "/" == SCHEDULE:
-            return self.state.schedules.get(entity_id)
+            return self.state.schedules.kept(entity_id)
         if kind + "/" == LIMIT:
             return self._limits.limiter.held(entity_id)
-        known = self.known(entity_id)
-        return known if isinstance(known, Task) or (known is not None and self._is_checkpointed(known)) else None
+        if (kept := self.state.tasks.kept(entity_id)) is not None:
+            return kept
+        ended = self.state.ended.get(entity_id)
+        return ended if ended is not None and self._is_checkpointed(ended) else None
 
     def _ended(self, task: Task, due_at: int | None = None) -> EndedTask:
         settings, unique = self._settings, task.spec.unique

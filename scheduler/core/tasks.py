@@ -53,6 +53,10 @@ class Tasks(MutableMapping[str, Task]):
             self._kept[task_id] = packed
             self._count(packed, 1)
 
+    def kept(self, task_id: str) -> Task | bytes | None:
+        """The task as it is kept: if it is packed, the bytes of its record by the built-in schema."""
+        return self._kept.get(task_id)
+
     def unpack(self, task_id: str) -> Task:
         """The task, which is kept as it is read from now on: something is about to happen to it."""
         kept = self._kept[task_id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -13,6 +14,12 @@ app = App()
 @app.task(name="served.double")
 async def double(n: int) -> int:
     return 2 * n
+
+
+@app.task(name="served.wait")
+async def wait(seconds: float) -> None:
+    """Keep a slot."""
+    await asyncio.sleep(seconds)
 
 
 @app.task(name="served.leave-thread")

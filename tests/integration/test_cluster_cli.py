@@ -152,6 +152,26 @@ def _done(api: Api, task_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("cluster")
+def test_nothing_waits_behind_a_worker_that_is_busy_for_long(tmp_path: Path) -> None:
+    """It has half of the ready partitions: what comes there goes back, and to the one that is free."""
+    with ExitStack() as files:
+        processes = _started(files, tmp_path, [["scheduler"], ["projector"], ["api"], ["worker", APP, "--slots", "1"]])
+        busy = processes[-1]
+        with Api(processes[2].facts["api"]) as api:
+            long = api.submit("served.wait", {"seconds": 60})
+            eventually(lambda: _shown(api, long).get("status") == "RUNNING", "the only slot is taken")
+            (free,) = _started(files, tmp_path, [["worker", APP]])
+            quick = [api.submit("served.double", {"n": number}) for number in range(60)]
+            assert {_done(api, task_id)["worker_id"] for task_id in quick} == {free.facts["worker_id"]}
+            shown = _shown(api, long)
+            assert (shown["status"], shown["worker_id"]) == ("RUNNING", busy.facts["worker_id"])
+            api("POST", f"/api/v1/tasks/{long}/cancel")
+            eventually(lambda: _shown(api, long)["status"] == "CANCELLED", "it is told to stop")
+        for process in (*processes, free):
+            process.stop()
+
+
+@pytest.mark.usefixtures("cluster")
 def test_schedulers_share_the_shards_and_hand_them_over(tmp_path: Path) -> None:
     with ExitStack() as files:
         first, second = _started(files, tmp_path, [["scheduler"], ["scheduler"]])

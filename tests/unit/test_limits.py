@@ -20,6 +20,7 @@ from schemas.messages import (
     AttemptStarted,
     AttemptSucceeded,
     CancelTask,
+    LimitHeld,
     LimitPolicy,
     LimitWordKind,
     QueuePolicy,
@@ -61,7 +62,7 @@ class Pair:
         for task in old.state.tasks.values():
             new.restore(task)
         held = old.entity(f"limit/{KEY}")
-        if held is not None:
+        if isinstance(held, LimitHeld):
             new.restore(held)
         new.on_loaded(self.now, -1)
         self.shards[number] = new
