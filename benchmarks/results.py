@@ -89,6 +89,25 @@ _NOTHING_LOST = tuple(Goal(figure, at_most=NONE) for figure in ("lost", "decided
 _LOSS_SHOWN = ("acknowledged", "errors", "void", "duplicates")
 _START_SHOWN = ("max_ms", "from_intended_p99_ms", "accept_p50_ms", "accept_p99_ms", "cpu_us_per_task")
 
+_SHARES = (
+    Goal("high_percent", at_least=67.0),
+    Goal("medium_percent", at_least=22.0),
+    Goal("low_percent", at_least=2.0),
+    *STARTS,
+)
+_SHARES_SHOWN = ("high_p50_ms", "high_max_ms", "low_starved_ms")
+_TENANTS = (Goal("p99_ratio", at_most=2.0), *STARTS)
+_TENANTS_SHOWN = (
+    "p50_alone_ms",
+    "p99_alone_ms",
+    "p50_shared_ms",
+    "p99_shared_ms",
+    "flood_p99_ms",
+    "cpu_us_per_task",
+)
+_OVERLOAD = (Goal("lost", at_most=NONE), Goal("errors", at_most=NONE), Goal("recovery_s", at_most=5.0), *STARTS)
+_OVERLOAD_SHOWN = ("accepted", "refused", "accepted_per_s", "accepted_per_s_last", "before_p99_ms", "rss_mb_max")
+
 _EMBEDDED = (
     Case(
         "start_latency",
@@ -133,6 +152,43 @@ _EMBEDDED = (
             "cpu_us_per_task",
         ),
         "tasks/s",
+    ),
+    Case(
+        "limits",
+        "Limits: a rate of 100/s, and what two limits on each task cost",
+        "--seconds 5 --tasks 5000",
+        "--seconds 60 --tasks 50000",
+        (
+            Goal("used_ratio", at_least=0.98),
+            Goal("exceeded", at_most=NONE),
+            Goal("throughput_ratio", at_least=0.9),
+            *STARTS,
+        ),
+        ("tasks_per_s", "limited_tasks_per_s", "cpu_us_per_task"),
+    ),
+    Case(
+        "priority",
+        "Shares of the priorities with a backlog of each, and urgent tasks behind low ones",
+        "--backlog 5000 --urgent 5",
+        "--backlog 60000 --urgent 50",
+        _SHARES,
+        _SHARES_SHOWN,
+    ),
+    Case(
+        "tenants",
+        "Ten tenants, one of which submits a hundred times as much",
+        "--seconds 5",
+        "--seconds 60",
+        _TENANTS,
+        _TENANTS_SHOWN,
+    ),
+    Case(
+        "overload",
+        "Three times the submissions that can be sustained, for a minute (10 s in the short form)",
+        "--seconds 10 --rate 1000",
+        "--seconds 60 --rate 2000",
+        _OVERLOAD,
+        _OVERLOAD_SHOWN,
     ),
     Case(
         "scheduler_loss",
@@ -283,29 +339,50 @@ _KAFKA = (
         "Shares of the priorities with a backlog of each, and urgent tasks behind low ones",
         "--backlog 5000 --urgent 5",
         "--backlog 60000 --urgent 50",
-        (
-            Goal("high_percent", at_least=67.0),
-            Goal("medium_percent", at_least=22.0),
-            Goal("low_percent", at_least=2.0),
-            *STARTS,
-        ),
-        ("high_p50_ms", "high_max_ms", "low_starved_ms"),
+        _SHARES,
+        _SHARES_SHOWN,
     ),
     Case(
         "tenants",
         "Ten tenants, one of which submits a hundred times as much",
         "--seconds 5",
         "--seconds 60",
-        (Goal("p99_ratio", at_most=2.0), *STARTS),
-        ("p50_alone_ms", "p99_alone_ms", "p50_shared_ms", "p99_shared_ms", "flood_p99_ms", "cpu_us_per_task"),
+        _TENANTS,
+        _TENANTS_SHOWN,
     ),
     Case(
         "overload",
         "Three times the submissions that can be sustained, for a minute (10 s in the short form)",
         "--seconds 10 --rate 2000",
         "--seconds 60 --rate 4000",
-        (Goal("lost", at_most=NONE), Goal("errors", at_most=NONE), Goal("recovery_s", at_most=5.0), *STARTS),
-        ("accepted", "refused", "accepted_per_s", "accepted_per_s_last", "before_p99_ms", "rss_mb_max"),
+        _OVERLOAD,
+        _OVERLOAD_SHOWN,
+    ),
+    Case(
+        "backlog",
+        "1,000,000 tasks that wait in one queue (20,000 in the short form)",
+        "--pending 20000 --tasks 3000 --cancels 50",
+        "--pending 1000000 --tasks 50000",
+        (
+            Goal("scheduler_rss_mb_max", at_most=1_000.0),
+            Goal("throughput_ratio", at_least=0.8),
+            Goal("cancel_p99_ms", at_most=10.0),
+            Goal("cancelled_but_started", at_most=NONE),
+            Goal("missing", at_most=NONE),
+            Goal("early", at_most=NONE),
+        ),
+        (
+            "accepted_per_s",
+            "scheduler_rss_mb",
+            "bytes_per_task",
+            "restart_s",
+            "restart_rss_mb_max",
+            "cancel_p50_ms",
+            "tasks_per_s",
+            "backlog_accepted_per_s",
+            "backlog_started_per_s",
+            "duplicates",
+        ),
     ),
     Case(
         "timers",
