@@ -23,6 +23,7 @@ from msgspec import UNSET
 from scheduler.core.schedule import SCHEDULE_BODIES
 from scheduler.core.schedules import DOUBLED_WITHIN
 from scheduler.core.task import TERMINAL, TRANSITIONS, IllegalTransition, evolve
+from scheduler.core.workflow import BODIES as WORKFLOW_BODIES
 from scheduler.ports import (
     AttemptOutcome,
     Batch,
@@ -52,6 +53,7 @@ from schemas.messages import (
     TaskDiscarded,
     TaskExpired,
     TaskRedriven,
+    TaskSkipped,
     TaskSnoozed,
     TaskStarted,
     TaskSubmitted,
@@ -74,6 +76,8 @@ SCHEDULES_KNOWN_MAX = 10_000  # the same of schedules, each of which takes some 
 _What = TypeVar("_What")  # what is remembered of an entity
 
 _log = structlog.get_logger(__name__)
+
+NOT_SHOWN = (*WORKFLOW_BODIES, TaskSkipped)  # of workflows the view has nothing yet but their tasks
 
 
 # --- the fold ---------------------------------------------------------------------------------------------------------
@@ -502,7 +506,7 @@ class Projector:
                 epoch = event.epoch
             elif type(event.body) in SCHEDULE_BODIES:
                 schedules.append((record, event))
-            else:
+            elif not isinstance(event.body, NOT_SHOWN):
                 tasks.append((record, event))
         return _Valid(tasks, schedules, epoch, skipped)
 

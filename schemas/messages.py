@@ -293,6 +293,7 @@ class EndedTask(Message, frozen=True, kw_only=True):
     keep_until: int
     fingerprint: str | None = None
     due_at: int | None = None
+    is_skipped: bool = False
 
 
 # --- requests: what clients ask of a task (topic task-requests) -------------------------------------------------------
@@ -410,9 +411,105 @@ class RunSchedule(Message, frozen=True, kw_only=True):
     reply_to: int | None = None
 
 
+# --- workflows: asked for on task-requests too ------------------------------------------------------------------------
+
+
+class JoinRule(StrEnum):
+    """What must have become of the nodes that a node needs before it runs."""
+
+    ALL_SUCCEEDED = "all_succeeded"
+    NONE_FAILED = "none_failed"  # each has succeeded or was skipped
+    NONE_FAILED_ONE_SUCCEEDED = "none_failed_one_succeeded"
+    ONE_SUCCEEDED = "one_succeeded"
+    AT_LEAST = "at_least"  # a number of them has succeeded
+    ONE_FAILED = "one_failed"  # for what is done about a failure
+    ALL_DONE = "all_done"
+    UNKNOWN = "unknown"
+
+
+class OnFailure(StrEnum):
+    """What becomes of the rest of a workflow when a node has failed."""
+
+    CONTINUE = "continue"  # what does not need it goes on
+    CANCEL = "cancel"
+    UNKNOWN = "unknown"
+
+
+class WorkflowStatus(StrEnum):
+    """Where a workflow is in its life."""
+
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+
+
+class WorkflowNode(Message, frozen=True, kw_only=True):
+    """A node of a workflow: a task that runs when its rule is met."""
+
+    name: str
+    template: int
+    payload: bytes
+    needs: tuple[int, ...] = ()
+    join: JoinRule = JoinRule.ALL_SUCCEEDED
+    at_least: int = 0
+
+
+class WorkflowSpec(Message, frozen=True, kw_only=True):
+    """What a workflow is made of."""
+
+    name: str
+    tenant_id: str = "default"
+    specs: tuple[TaskSpec, ...]
+    nodes: tuple[WorkflowNode, ...]
+    on_failure: OnFailure = OnFailure.CONTINUE
+    timeout_ms: int | None = None
+    metadata: dict[str, str] = {}
+
+
+class Workflow(Message, frozen=True, kw_only=True):
+    """A workflow as its shard knows it; without its nodes once it has ended."""
+
+    workflow_id: str
+    spec: WorkflowSpec
+    status: WorkflowStatus
+    version: int
+    created_at: int
+    updated_at: int
+    deadline_at: int | None = None
+    stopped_as: WorkflowStatus | None = None
+    reason: str | None = None
+    keep_until: int | None = None
+    fingerprint: str | None = None
+    traceparent: str | None = None
+
+
+class SubmitWorkflow(Message, frozen=True, kw_only=True):
+    """Run a workflow."""
+
+    request_id: str
+    workflow_id: str
+    spec: WorkflowSpec
+    submitted_at: int
+    fingerprint: str | None = None
+    reply_to: int | None = None
+    traceparent: str | None = None
+
+
+class CancelWorkflow(Message, frozen=True, kw_only=True):
+    """End a workflow: what waits never starts, what runs is told to stop."""
+
+    request_id: str
+    workflow_id: str
+    reason: str | None = None
+    reply_to: int | None = None
+
+
 TaskRequest: TypeAlias = SubmitTask | CancelTask | UpdateTask | RedriveTask | DiscardTask
 ScheduleRequest: TypeAlias = CreateSchedule | UpdateSchedule | ControlSchedule | RunSchedule
-Request: TypeAlias = TaskRequest | ScheduleRequest
+WorkflowRequest: TypeAlias = SubmitWorkflow | CancelWorkflow
+Request: TypeAlias = TaskRequest | ScheduleRequest | WorkflowRequest
 
 
 # --- reports: what workers tell (topic task-reports) ------------------------------------------------------------------
@@ -944,6 +1041,34 @@ class LimitChanged(Message, frozen=True, kw_only=True):
     granted: tuple[LimitGrant, ...] = ()
 
 
+class TaskSkipped(Message, frozen=True, kw_only=True):
+    """A node of a workflow is not run. It never was a task before, and has ended with this."""
+
+    is_failure: bool
+    reason: str
+
+
+class WorkflowSubmitted(Message, frozen=True, kw_only=True):
+    """A workflow was accepted. Its nodes become tasks as their rules are met."""
+
+    spec: WorkflowSpec
+    deadline_at: int | None = None
+    fingerprint: str | None = None
+
+
+class WorkflowStopped(Message, frozen=True, kw_only=True):
+    """A workflow is to end: nodes that have not begun are skipped, tasks that live are cancelled."""
+
+    status: WorkflowStatus
+    reason: str
+
+
+class WorkflowEnded(Message, frozen=True, kw_only=True):
+    """All nodes of a workflow have ended."""
+
+    status: WorkflowStatus
+
+
 EventBody: TypeAlias = (
     TaskSubmitted
     | TaskReleased
@@ -974,6 +1099,10 @@ EventBody: TypeAlias = (
     | ScheduleFlagged
     | LimitChanged
     | TaskDeferred
+    | TaskSkipped
+    | WorkflowSubmitted
+    | WorkflowStopped
+    | WorkflowEnded
 )
 
 

@@ -89,6 +89,9 @@ class Desk(Protocol):
     def applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
         """Fold what was decided of a task, if anything was."""
 
+    def release(self, task_id: str, now: int) -> None:
+        """A task that ended is remembered for its workflow no more."""
+
     def note_changed(self, key: str) -> None:
         """Let the next checkpoint have the entity of this key as it is then."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from schemas.ids import is_name, keyed_task_id, record_task_id, shard_of
-from schemas.messages import DiscardTask, RedriveTask, Request, ScheduleRequest, SubmitTask
+from schemas.messages import DiscardTask, RedriveTask, Request, ScheduleRequest, SubmitTask, WorkflowRequest
 
 
 def identified(request: Request, topic: str, partition: int, offset: int) -> Request:
@@ -22,6 +22,8 @@ def entity_id_of(request: Request) -> str:
     """The id of the task, or of the schedule, that an identified request is about."""
     if isinstance(request, ScheduleRequest):
         return request.schedule_id
+    if isinstance(request, WorkflowRequest):
+        return request.workflow_id
     if isinstance(request, RedriveTask | DiscardTask):
         return request.task.task_id
     return request.task_id or ""

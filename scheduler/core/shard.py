@@ -31,12 +31,15 @@ from scheduler.core.schedule import (
 )
 from scheduler.core.schedules import Schedules
 from scheduler.core.shard_schedules import SCHEDULE, ShardSchedules
+from scheduler.core.shard_workflows import WORKFLOW, ShardWorkflows
 from scheduler.core.tally import Tally
 from scheduler.core.task import TERMINAL, WAITING, evolve
 from scheduler.core.tasks import Tasks
 from scheduler.core.timers import Timers
 from scheduler.core.uniqueness import Standing, Uniques, rested, standing, unique_problem
 from scheduler.core.wheel import Place, Wheel
+from scheduler.core.workflow import BODIES as WORKFLOW_BODIES
+from scheduler.core.workflow import workflow_of
 from schemas.ids import unique_root
 from schemas.limits import CHECKPOINT_MAX
 from schemas.messages import (
@@ -83,6 +86,7 @@ from schemas.messages import (
     TaskRejected,
     TaskReleased,
     TaskRequest,
+    TaskSkipped,
     TaskSpec,
     TaskStarted,
     TaskSubmitted,
@@ -91,6 +95,9 @@ from schemas.messages import (
     UpdateTask,
     WorkerHeartbeat,
     WorkerSignal,
+    Workflow,
+    WorkflowEnded,
+    WorkflowRequest,
 )
 from schemas.priorities import Weights
 from schemas.topics import INPUT_TOPICS
@@ -114,6 +121,7 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
     worker_timeout_us: int = 6_000_000  # three heartbeats
     wheel: WheelShape = WheelShape()
     schedules_max: int = 1_000_000  # 0.7 KB each
+    workflows_max: int = 100_000
     near_max: int = (
         200_000  # tasks that are not packed beyond which no slot of the wheel is read, until some have ended
     )
@@ -125,7 +133,8 @@ class ShardSettings(msgspec.Struct, frozen=True, kw_only=True):
 FORWARDED_BEFORE = "it was forwarded here before"
 TAKEN = "an earlier task has this id, which waited in the delay wheel"
 TASK, MARKER, LIMIT = "task/", "marker/", "limit/"  # begin the keys of what checkpoints hold
-Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule | LimitHeld
+Entity: TypeAlias = Task | EndedTask | ParkMarker | Schedule | LimitHeld | Workflow
+FOREVER = 1 << 62  # of what is remembered until somebody says otherwise
 FORWARD_MAX = 1_000_000  # of one that is forwarded: to such a topic, with an envelope; valid ones are smaller
 
 
@@ -136,6 +145,7 @@ class ShardState:
         self.tasks = Tasks()
         self.ended: dict[str, EndedTask] = {}
         self.schedules = Schedules()
+        self.workflows: dict[str, Workflow] = {}
         self.uniques = Uniques()
         self.epoch = 0
         self.positions: dict[str, int] = {}
@@ -169,6 +179,8 @@ class Shard:
         self._dispatch = Dispatch(policies, settings.weights)
         self._admission = Admission(settings.admission, policies, settings.shards)
         self._schedules = ShardSchedules(self, self.state.schedules, settings.schedules_max)
+        kept_us = {False: settings.ended_kept_us, True: settings.idempotency_window_us}
+        self._workflows = ShardWorkflows(self, self.state.workflows, settings.workflows_max, kept_us)
         self._limits = ShardLimits(shard, settings.shards, policies, self._dispatch.gate, self.known)
         self._heard: dict[str, int] = {}
         self._running: dict[str, set[str]] = {}
@@ -185,6 +197,8 @@ class Shard:
         self._note_positions(event)
         if type(event.body) in SCHEDULE_BODIES:
             self._schedules.evolve(event)
+        elif isinstance(event.body, WORKFLOW_BODIES):
+            self._workflows.evolve(event)
         elif isinstance(event.body, LimitChanged):
             self._limits.fold(event, event.body)
         elif event.version != 0 and self._is_next(event):
@@ -207,6 +221,10 @@ class Shard:
         if isinstance(event.body, TaskDiscarded):
             self._end(self._discarded(ended, event))
             return
+        if isinstance(event.body, TaskSkipped):
+            self._end(self._skipped(event, event.body))
+            self._workflows.note(task_id, state.ended[task_id])
+            return
         after = evolve(before, event)
         if before is not None and isinstance(event.body, TaskUpdated | TaskCancelled):
             self._void_parked(before, event.version)
@@ -224,6 +242,8 @@ class Shard:
         self.parking.unrecorded.discard(task_id)
         if self._is_loaded:
             self._track(before if was_in_memory else None, after, event.at)
+            if self.state.workflows:
+                self._workflows.note(task_id, self.known(task_id))
         if len(self.state.schedules) and (schedule_id := schedule_of_run(task_id)) is not None:
             self._schedules.note_run(schedule_id, after)
 
@@ -256,7 +276,7 @@ class Shard:
             return event.version == known.version + 1
         if isinstance(body, TaskRedriven):
             return event.version == body.task.version + 1
-        return isinstance(body, TaskDiscarded) or (isinstance(body, TaskSubmitted) and event.version == 1)
+        return isinstance(body, TaskDiscarded) or (isinstance(body, TaskSubmitted | TaskSkipped) and event.version == 1)
 
     def known(self, task_id: str) -> Task | EndedTask | None:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
@@ -269,6 +289,8 @@ class Shard:
             return self.parking.markers.get(entity_id)
         if kind + "/" == SCHEDULE:
             return self.state.schedules.kept(entity_id)
+        if kind + "/" == WORKFLOW:
+            return self.state.workflows.get(entity_id)
         if kind + "/" == LIMIT:
             return self._limits.limiter.held(entity_id)
         if (kept := self.state.tasks.kept(entity_id)) is not None:
@@ -289,11 +311,33 @@ class Shard:
             ended_at=task.updated_at,
             created_at=task.created_at,
             scheduled_at=task.spec.scheduled_at or task.created_at,
-            # An idempotency key is remembered from the submission on, whatever happened since.
-            keep_until=max(task.updated_at + settings.ended_kept_us, task.created_at + kept_us),
+            # An idempotency key is remembered from the submission on, whatever happened since; a node until its
+            # workflow has ended.
+            keep_until=FOREVER
+            if self._workflows.is_node(task.task_id)
+            else max(task.updated_at + settings.ended_kept_us, task.created_at + kept_us),
             fingerprint=task.fingerprint,
             due_at=due_at,
         )
+
+    def _skipped(self, event: Event, body: TaskSkipped) -> EndedTask:
+        return EndedTask(
+            task_id=event.entity_id,
+            status=Status.CANCELLED,
+            version=event.version,
+            attempt=0,
+            ended_at=event.at,
+            created_at=event.at,
+            scheduled_at=event.at,
+            keep_until=FOREVER,
+            is_skipped=not body.is_failure,
+        )
+
+    def release(self, task_id: str, now: int) -> None:
+        """A task that ended is remembered for its workflow no more."""
+        ended = self.state.ended.get(task_id)
+        if ended is not None and ended.keep_until == FOREVER:
+            self._end(replace(ended, keep_until=now + self._settings.ended_kept_us))
 
     def _discarded(self, ended: EndedTask | None, event: Event) -> EndedTask:
         if ended is not None:
@@ -325,6 +369,10 @@ class Shard:
             return
         if isinstance(entity, Schedule):
             self._schedules.restore(entity)
+            return
+        if isinstance(entity, Workflow):
+            self._stored.add(WORKFLOW + entity.workflow_id)
+            self._workflows.restore(entity)
             return
         self._stored.add(TASK + entity.task_id)
         if isinstance(entity, Task):
@@ -365,6 +413,7 @@ class Shard:
             self._suspects.add(task_id)
         for ended in sorted(self.state.ended.values(), key=lambda ended: ended.keep_until):
             self._will_forget(ended, offset)
+        yield from self._workflows.derive()
         self._limits.on_loaded(now)
 
     def _track(self, before: Task | None, after: Task, now: int) -> None:
@@ -463,6 +512,8 @@ class Shard:
     def _handle_request(self, request: Request, source: Source, now: int) -> Effects:
         if isinstance(request, ScheduleRequest):
             return self._schedules.handle(request, source, now)
+        if isinstance(request, WorkflowRequest):
+            return self._workflows.handle(request, source, now)
         entity = request.task if isinstance(request, RedriveTask | DiscardTask) else request
         task_id = routing.entity_id_of(request)
         known = self._as_shown(request, now) or self.known(task_id)
@@ -527,6 +578,8 @@ class Shard:
     def _decide_submit(self, known: Task | EndedTask | None, request: SubmitTask, now: int) -> Decision:
         if (schedule_of_run(request.task_id or "") or "") in self.state.schedules:
             return Decision(None, Outcome.INVALID, "task_id begins like those of the runs of a schedule")
+        if (workflow_of(request.task_id or "") or "") in self._workflows:
+            return Decision(None, Outcome.INVALID, "task_id begins like those of the tasks of a workflow")
         if problem := unique_problem(request):
             return Decision(None, Outcome.INVALID, problem)
         request = rested(request, now)
@@ -733,6 +786,7 @@ class Shard:
             elif (task := self.state.tasks.get(key)) is not None:
                 self._fire(task, effects, now)
         effects.extend(self._schedules.fire_due(now, TIMERS_PER_STEP))
+        effects.extend(self._workflows.act(now, TIMERS_PER_STEP))
         return effects
 
     def _fire(self, task: Task, effects: Effects, now: int) -> None:
@@ -774,7 +828,7 @@ class Shard:
     def next_at(self) -> int | None:
         """When the shard must be called again even without an input."""
         forget_at = self._forget[0][0] if self._forget else None
-        parts = (self._timers, self._dispatch, self._limits, self.state.schedules)
+        parts = (self._timers, self._dispatch, self._limits, self.state.schedules, self._workflows)
         instants = [forget_at, self._open_at(), *(part.next_at() for part in parts)]
         return min((at for at in instants if at is not None), default=None)
 
@@ -819,7 +873,8 @@ class Shard:
         # their schedule may have to cancel them.
         # Those that stand for others have to be known when the others come.
         is_run = (schedule_of_run(task.task_id) or "") in self.state.schedules
-        if task.checkpoint is not None or is_run or task.spec.unique is not None:
+        is_bound = is_run or task.spec.unique is not None or self._workflows.is_node(task.task_id)
+        if task.checkpoint is not None or is_bound:
             self._staying.add(task.task_id)
         else:
             self.parking.offer(task, due_at)
@@ -957,6 +1012,10 @@ class Shard:
             elif event.version and (known := ended.get(event.entity_id)) and known.version == event.version:
                 self._dispatch.gate.settle(known, now)
                 self._will_forget(known, offset)
+            elif isinstance(event.body, WorkflowEnded):
+                for task_id in self._workflows.acknowledged(event.entity_id):
+                    if (known := ended.get(task_id)) is not None:
+                        self._will_forget(known, offset)
 
     def _may_go(self, task: Task, now: int) -> None:
         """A task is pending, durably: it waits for its turn, packed if there are many."""
@@ -1035,6 +1094,7 @@ class Shard:
             "workers": len(self._running) + len(self._worker_heard),
             "to forget": len(self._forget),
             "uniques": len(self.state.uniques),
+            "workflows": len(self.state.workflows),
             "markers": len(self.parking.markers),
             "parked": sum(count for _, _, count in self.parking.wheel.waiting()),
         }
@@ -1042,7 +1102,8 @@ class Shard:
     # --- forgetting ----------------------------------------------------------------------------------------------
 
     def _will_forget(self, ended: EndedTask, offset: int) -> None:
-        heapq.heappush(self._forget, (ended.keep_until, ended.task_id, offset))
+        if ended.keep_until != FOREVER:
+            heapq.heappush(self._forget, (ended.keep_until, ended.task_id, offset))
 
     def forget_ended(self, now: int) -> None:
         """Drop what is remembered of tasks that ended long enough ago, and of which no overdue slot can tell again."""
