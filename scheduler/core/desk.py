@@ -75,6 +75,9 @@ class Desk(Protocol):
     def known(self, task_id: str) -> Task | EndedTask | None:
         """The task if it lives, what is remembered of it if it ended lately, else None."""
 
+    def kind_of(self, entity_id: str) -> str | None:
+        """Whether there is a schedule or a workflow of this id, with whose tasks those of another would be mixed up."""
+
     def is_full(self, spec: TaskSpec, now: int) -> str | None:
         """Why no task like this can be taken in; None: it can."""
 

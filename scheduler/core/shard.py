@@ -282,6 +282,12 @@ class Shard:
         """The task if it lives, what is remembered of it if it ended lately, else None. Safe from any thread."""
         return self.state.tasks.get(task_id) or self.state.ended.get(task_id)
 
+    def kind_of(self, entity_id: str) -> str | None:
+        """Whether there is a schedule or a workflow of this id, with whose tasks those of another would be mixed up."""
+        if entity_id in self.state.schedules:
+            return "schedule"
+        return "workflow" if entity_id in self.state.workflows else None
+
     def entity(self, key: str) -> Entity | bytes | None:
         """What a checkpoint must hold under a key of `changed`, or its bytes; None: nothing."""
         kind, _, entity_id = key.partition("/")

@@ -114,6 +114,8 @@ class ShardSchedules:
                 if known is None and len(self.schedules) >= self._max:
                     reason = f"the shard holds {self._max} schedules"
                     return ScheduleDecision(None, Outcome.OVERLOADED, reason)
+                if known is None and (kind := self._desk.kind_of(request.schedule_id)) is not None:
+                    return ScheduleDecision(None, Outcome.CONFLICT, f"there is a {kind} with this id")
                 return schedule_requests.decide_create(known, request, now, tzdata)
             case UpdateSchedule():
                 return schedule_requests.decide_update(known, request, now, tzdata)

@@ -201,6 +201,8 @@ class ShardWorkflows:
             return Decision(None, Outcome.OVERLOADED, f"the shard holds {self._max:,} workflows")
         decision = workflow.decide_submit(known, request, now)
         if decision.body is not None:
+            if (kind := self._desk.kind_of(request.workflow_id)) is not None:
+                return Decision(None, Outcome.CONFLICT, f"there is a {kind} with this id")
             ids = (workflow.node_id(request.workflow_id, node.name) for node in request.spec.nodes)
             if taken := next((task_id for task_id in ids if self._desk.known(task_id) is not None), None):
                 return Decision(None, Outcome.CONFLICT, f"there is a task with the id {taken}")

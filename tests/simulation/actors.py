@@ -56,6 +56,7 @@ from schemas.messages import (
     WorkerSignal,
 )
 from schemas.topics import TASK_REPORTS, TASK_REQUESTS, WORKER_SIGNALS, ready_topic, worker_group
+from tests.simulation import workflows
 from tests.simulation.invariants import Facts, Violated
 from tests.simulation.world import SimLog, World
 
@@ -79,8 +80,9 @@ class Client:
     Some of what it sends has no id, or is in the wrong partition, or is junk, or holds what is not allowed.
     """
 
-    def __init__(self, world: World, codec: Codec, facts: Facts) -> None:
+    def __init__(self, world: World, codec: Codec, facts: Facts, *, has_workflows: bool) -> None:
         self._world, self._codec, self._facts = world, codec, facts
+        self._has_workflows, self._newest = has_workflows, 0
         self._log = SimLog(world, "client")
         self._ids: list[str] = []
         self._requests = 0
@@ -94,6 +96,10 @@ class Client:
     def act(self) -> None:
         """Send one request, or an old one again."""
         rng = self._world.rng
+        if self._has_workflows and rng.random() < 0.15:
+            self._newest += rng.random() < 0.4
+            self._send(workflows.request_of(rng, self._next_request_id(), self._world.now, self._newest))
+            return
         if rng.random() < 0.06:
             self._send_junk()
             return

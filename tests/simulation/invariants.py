@@ -15,6 +15,8 @@ from scheduler.core.schedule import SCHEDULE_BODIES, evolve_schedule, next_due, 
 from scheduler.core.shard import FORWARDED_BEFORE, ShardSettings
 from scheduler.core.task import TERMINAL, WAITING, evolve
 from scheduler.core.wheel import Marks
+from scheduler.core.workflow import BODIES as WORKFLOW_BODIES
+from scheduler.core.workflow import workflow_of
 from scheduler.host import CHECKPOINT_KEY, OWNER_KEY, Phase, ShardHost
 from scheduler.ports import Entry, Record, TopicPartition
 from schemas.codec import Codec
@@ -51,14 +53,17 @@ from schemas.messages import (
     TaskRedriven,
     TaskRejected,
     TaskReleased,
+    TaskSkipped,
     TaskSnoozed,
     TaskStarted,
     TaskSubmitted,
     TaskSucceeded,
     UniqueScope,
+    WorkflowStatus,
 )
 from schemas.topics import INPUT_TOPICS, TASK_EVENTS, TASK_REPORTS, TASK_REQUESTS, TASK_REQUESTS_INVALID, delay_topic
 from schemas.wheel import WheelShape
+from tests.simulation.workflows import Flows
 from tests.simulation.world import SimStates, World
 
 Place = tuple[str, int, int]  # topic, partition, offset
@@ -88,6 +93,7 @@ class Facts:
         self.epochs: dict[int, int] = defaultdict(int)
         self.tasks: dict[str, Task] = {}
         self.schedules: dict[str, Schedule] = {}
+        self.flows = Flows()
         self.deleted_as: Deleted = {}
         self.fired: dict[str, int] = {}  # the runs that were decided, by when their schedule was made
         self.made: set[str] = set()  # all schedules
@@ -155,6 +161,8 @@ class Facts:
         """Whether the event is its task's next; checks timing and starts."""
         if type(event.body) in SCHEDULE_BODIES:
             return self._fold_schedule(event)
+        if isinstance(event.body, (*WORKFLOW_BODIES, TaskSkipped)):
+            return self._fold_workflow(event)
         before, body = self.tasks.get(event.entity_id), event.body
         is_next = event.version == before.version + 1 if before else isinstance(body, TaskSubmitted)
         if not is_next:
@@ -176,6 +184,12 @@ class Facts:
         if after.status in TERMINAL:
             self.outcomes[after.status] += 1
         return True
+
+    def _fold_workflow(self, event: Event) -> bool:
+        try:
+            return self.flows.fold(event, self.tasks)
+        except AssertionError as error:
+            raise Violated(f"11: {error}: {event}") from error
 
     def _fold_schedule(self, event: Event) -> bool:
         schedule_id, body = event.entity_id, event.body
@@ -229,7 +243,8 @@ class Facts:
         self.rooted[root].append(after.task_id)
 
     def _check_run(self, before: Task | None, after: Task) -> None:
-        is_run = schedule_of_run(after.task_id) is not None and after.spec.unique is None
+        is_node = workflow_of(after.task_id) in self.flows.specs
+        is_run = schedule_of_run(after.task_id) is not None and after.spec.unique is None and not is_node
         if is_run and before is None and after.task_id not in self.fired:
             raise Violated(f"4: {after.task_id} was submitted without a fire")
 
@@ -310,7 +325,8 @@ class Facts:
                 )
         elif isinstance(message, Replies):
             for reply in message.replies:
-                is_told = reply.task_id in self.tasks or reply.task_id in self.fired or reply.task_id in self.made
+                told = (self.tasks, self.flows.known, self.fired, self.made)
+                is_told = any(reply.task_id in one for one in told)
                 if reply.outcome is Outcome.ACCEPTED and not is_told:
                     raise Violated(f"1: {who} acknowledged {reply.task_id}, of which no valid event tells")
 
@@ -390,6 +406,10 @@ def check_hosts(facts: Facts, hosts: list[ShardHost]) -> None:
         expected = _live(facts, host.shard_id)
         if tasks != expected:
             raise Violated(f"2: shard {host.shard_id} differs from its log in {_difference(tasks, expected)}")
+        for workflow_id, one in host.shard.state.workflows.items():
+            known = facts.flows.known.get(workflow_id)
+            if one.status is WorkflowStatus.RUNNING and one != known:
+                raise Violated(f"2: shard {host.shard_id} has {one}, not {known}")
         schedules = {schedule.schedule_id: schedule for schedule in host.shard.state.schedules}
         if schedules != facts.schedules_of(host.shard_id):
             raise Violated(f"2: shard {host.shard_id} has {schedules}, not {facts.schedules_of(host.shard_id)}")
@@ -455,6 +475,8 @@ def _fold_into(
     deleted_as: Deleted,
     event: Event,
 ) -> None:
+    if isinstance(event.body, (*WORKFLOW_BODIES, TaskSkipped)):
+        return
     if type(event.body) in SCHEDULE_BODIES:
         schedule = schedules.get(event.entity_id)
         if is_next_of_schedule(schedule, deleted_as, event):
@@ -540,6 +562,8 @@ def check_end(facts: Facts, world: World, hosts: list[ShardHost]) -> None:
     forgotten = [i for i, made_at in facts.fired.items() if i not in facts.tasks and made_at not in facts.deleted]
     if forgotten:
         raise Violated(f"4: fired, and never submitted: {forgotten}")
+    if problem := facts.flows.problem(facts.tasks):
+        raise Violated(f"11: {problem}")
     unfinished = {i: task for i, task in facts.tasks.items() if task.status not in TERMINAL}
     if unfinished:
         raise Violated(f"3: never ended: {[f'{i} {_brief(t)}' for i, t in sorted(unfinished.items())[:5]]}")

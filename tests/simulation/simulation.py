@@ -65,7 +65,7 @@ class Simulation:
             self.world.land(policy_entry(limit, codec))
         self.states = SimStates(self.world)
         self.facts = Facts(self.world, codec)
-        self.client = Client(self.world, codec, self.facts)
+        self.client = Client(self.world, codec, self.facts, has_workflows=seed % 4 == 2)
         self._born = 0
         self.schedulers = [self._scheduler() for _ in range(SCHEDULERS)]
         self.workers = [self._worker() for _ in range(WORKERS)]

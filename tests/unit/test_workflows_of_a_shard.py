@@ -13,6 +13,7 @@ from scheduler.core.graph import End, Node
 from scheduler.core.shard import Entity, Shard, ShardSettings
 from schemas.messages import (
     CancelWorkflow,
+    CreateSchedule,
     EndedTask,
     Event,
     JoinRule,
@@ -20,6 +21,7 @@ from schemas.messages import (
     Outcome,
     Reply,
     RetryPolicy,
+    ScheduleSpec,
     Status,
     SubmitWorkflow,
     Task,
@@ -247,6 +249,15 @@ def test_ids_of_its_tasks_are_its_own() -> None:
     assert (refused.outcome, refused.detail) == (Outcome.CONFLICT, "there is a task with the id w.b")
     at = started(nodes_of(a="", b="a"))
     assert answer(at.submit("w.b")).detail == "task_id begins like those of the tasks of a workflow"
+
+
+def test_a_workflow_and_a_schedule_do_not_share_an_id() -> None:
+    at = started(nodes_of(a=""))
+    spec = ScheduleSpec(name="s", task=ONE_TRY, every_ms=60_000)
+    for schedule_id, said in (("w", "there is a workflow with this id"), ("s", None)):
+        request = CreateSchedule(request_id="r", schedule_id=schedule_id, spec=spec, reply_to=0)
+        assert answer(at.request(request)).detail == said
+    assert at.start_workflow(nodes_of(a=""), workflow_id="s").detail == "there is a schedule with this id"
 
 
 @pytest.mark.parametrize(
