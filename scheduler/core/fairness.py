@@ -84,7 +84,7 @@ class _Tenants(Generic[Name]):
         """Where tasks of a tenant wait, if there are any."""
         return self._lines.get(tenant_id)
 
-    def open(self, line: Line[Name]) -> None:
+    def admit(self, line: Line[Name]) -> None:
         """The first task of a tenant is to wait."""
         self._lines[line.tenant_id] = line
         if line.tenant_id not in self._passes:  # else it was served a moment ago: it must not begin anew
@@ -167,7 +167,7 @@ class FairQueue(Generic[Name]):
         line = tenants.line(tenant_id)
         if line is None:
             line = Line(self, self._places, priority, tenant_id)
-            tenants.open(line)
+            tenants.admit(line)
         line.put(task_id, is_first=is_first)
         tenants.count += 1
 

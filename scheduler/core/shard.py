@@ -510,6 +510,7 @@ class Shard:
         return self.happened(self.event(routing.entity_id_of(request), "", 0, body, now, source))
 
     def happened(self, event: Event) -> Effects:
+        """Fold an event that was decided now."""
         if isinstance(event.body, TaskRejected) and event.body.record is not None:
             self.invalid_records += 1
         self.evolve(event)
@@ -609,6 +610,7 @@ class Shard:
         return decision
 
     def is_full(self, spec: TaskSpec, now: int) -> str | None:
+        """Why no task like this can be taken in; None: it can."""
         settings = self._settings
         if len(self.state.tasks) >= settings.tasks_max:
             return f"the shard holds {settings.tasks_max:,} tasks"
@@ -713,6 +715,7 @@ class Shard:
         effects.extend(self.applied(task, decision, None, now))
 
     def applied(self, task: Task | EndedTask | None, decision: Decision, source: Source | None, now: int) -> Effects:
+        """Fold what was decided of a task, if anything was."""
         effects = Effects([], [], self._signals(task, decision), [])
         if decision.body is not None and isinstance(task, Task):
             event = self._next_event(task, decision.body, source, now)
@@ -764,6 +767,7 @@ class Shard:
         source: Source | None,
         traceparent: str | None = None,
     ) -> Event:
+        """An event of this owner."""
         return Event(
             entity_id=entity_id,
             tenant_id=tenant_id,

@@ -56,6 +56,7 @@ class ShardSchedules:
     # --- facts ---------------------------------------------------------------------------------------------------
 
     def evolve(self, event: Event) -> None:
+        """Fold an event of a schedule, if it is its next one."""
         schedules, schedule_id = self.schedules, event.entity_id
         if not schedules.is_next(event):
             return
@@ -89,6 +90,7 @@ class ShardSchedules:
     # --- requests ------------------------------------------------------------------------------------------------
 
     def handle(self, request: ScheduleRequest, source: Source, now: int) -> Effects:
+        """Decide a request about a schedule."""
         schedule_id = request.schedule_id
         known = self.schedules.get(schedule_id)
         decision = self._decide(known, request, source, now)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from scheduler.core.schedule import SCHEDULE_BODIES
 from scheduler.core.task import NOT_KNOWN, TERMINAL, TRANSITIONS, IllegalTransition, evolve
+from scheduler.core.workflow import BODIES as WORKFLOW_BODIES
 from schemas.messages import (
     Event,
     EventBody,
@@ -19,13 +20,14 @@ from schemas.messages import (
     Status,
     Task,
     TaskRejected,
+    TaskSkipped,
     TaskSpec,
     TaskSucceeded,
 )
 from tests.samples import full, minimal
 
 STATUSES = [NOT_KNOWN, *(status for status in Status if status not in (Status.UNKNOWN, Status.SUBMITTED))]
-OTHERS = {TaskRejected, RequestForwarded, ShardOpened, LimitChanged, *SCHEDULE_BODIES}  # change no task
+OTHERS = {TaskRejected, RequestForwarded, ShardOpened, LimitChanged, TaskSkipped, *SCHEDULE_BODIES, *WORKFLOW_BODIES}
 BODIES = [body for body in typing.get_args(EventBody) if body not in OTHERS]
 
 

@@ -57,9 +57,7 @@ def submit(
     ] = None,
     debounce: Annotated[str | None, typer.Option(metavar="KEY", help="The last one under this key is run.")] = None,
     quiet: Annotated[str | None, typer.Option(metavar="DURATION", help="Once none has come for so long.")] = None,
-    at_latest: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Or so long after the first one under this key.")
-    ] = None,
+    at_latest: Annotated[str | None, typer.Option(metavar="DURATION", help="Or so long after the first.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Of one attempt.")] = None,
     max_retries: Annotated[int | None, typer.Option(metavar="N", help="Attempts after the first.")] = None,
     tenant: Annotated[str | None, typer.Option(help="Whose task it is.")] = None,
