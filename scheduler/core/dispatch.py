@@ -2,7 +2,8 @@
 
 A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
 must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
-with each start and is halved when a worker gives a record back because it has no free slot. Types have lanes of their
+with each start, and is halved when records are given back since the workers of no partition have a slot. A partition
+whose worker has none is passed over for a second, so that nothing waits for who is busy. Types have lanes of their
 own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
 priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
 that is not, and its worker lets it have the next slot.
@@ -16,7 +17,7 @@ has now. While it has none its tasks wait, and nobody else does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.core.fairness import FairQueue, Places
@@ -56,6 +57,7 @@ class _Lane:
         self.out = dict.fromkeys(PRIORITIES, 0)
         self.out_bytes = 0
         self.blocked_until = dict.fromkeys(PRIORITIES, 0)
+        self.full: dict[Priority, dict[int, int]] = {one: {} for one in PRIORITIES}  # partitions, until when
 
     def open_priorities(self) -> list[Priority]:
         """Those of which something waits, and one more may go out."""
@@ -73,7 +75,7 @@ class _Lane:
                 self.blocked_until[priority] = 0
 
     def shrink(self, priority: Priority, until: int) -> None:
-        """A worker had no slot for one."""
+        """The workers of no partition had a slot for one."""
         self.window = max(1, self.window // 2)
         self.blocked_until[priority] = until
 
@@ -110,6 +112,9 @@ class Dispatch:
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
+        self._partitions: dict[
+            tuple[str, Priority], int
+        ] = {}  # of each ready topic, when something was sent there last
         self._look_at: int | None = None  # when to look again at topics that could not be written
 
     def offer(self, task: Task, now: int) -> None:
@@ -162,7 +167,11 @@ class Dispatch:
         self.gate.note_back(task.task_id)
         out = self._wait_again(task, now)
         if is_full and out is not None:
-            self._lanes[out.lane].shrink(out.priority, now + PROBE_US)
+            lane, until = self._lanes[out.lane], now + PROBE_US
+            full = lane.full[out.priority]
+            full[out.partition] = until
+            if sum(one > now for one in full.values()) >= self._partitions[out.lane[0], out.priority]:
+                lane.shrink(out.priority, until)
 
     def not_sent(self, task: Task, now: int) -> None:
         """Its ready record did not reach its topic, or nobody knows; first in line again."""
@@ -196,7 +205,7 @@ class Dispatch:
             while allowed and (chosen := lane.waiting.pop(allowed, self._policies.weight_of)):
                 task_id, priority, tenant_id = chosen
                 out = _Out(key, priority, tenant_id, 0, size_of(task_id), now + RESEND_US, RESEND_US)
-                picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority]), False))
+                picked.append(Dispatched(task_id, self._send(task_id, out, partitions[priority], now), False))
                 room -= 1
                 if room <= 0 or lane.out_bytes >= WINDOW_BYTES_MAX:
                     allowed = [one for one in lane.open_priorities() if one in partitions]
@@ -255,7 +264,7 @@ class Dispatch:
             wait_us = min(2 * out.wait_us, RESEND_US_MAX)
             again = out._replace(resend_at=now + wait_us, wait_us=wait_us)
             self._count_out(out, -1)
-            picked.append(Dispatched(task_id, self._send(task_id, again, partitions), True))
+            picked.append(Dispatched(task_id, self._send(task_id, again, partitions, now), True))
         return picked
 
     def _lane(self, key: LaneKey) -> _Lane:
@@ -267,11 +276,12 @@ class Dispatch:
     def _put(self, lane: _Lane, priority: Priority, task: Task, *, is_first: bool) -> None:
         lane.waiting.put(task.task_id, priority, task.spec.tenant_id, is_first=is_first)
 
-    def _send(self, task_id: str, out: _Out, partitions: int) -> int:
-        load = self._load.setdefault((out.lane[0], out.priority), [])
+    def _send(self, task_id: str, out: _Out, partitions: int, now: int) -> int:
+        topic = out.lane[0], out.priority
+        self._partitions[topic] = partitions
+        load = self._load.setdefault(topic, [])
         load += [0] * (partitions - len(load))  # what is out in partitions that are gone is still counted there
-        usable = load[:partitions]
-        partition = usable.index(min(usable))
+        partition = _least_loaded(load[:partitions], self._lanes[out.lane].full[out.priority], now)
         out = out._replace(partition=partition)
         self._count_out(out, 1)
         self._out[task_id] = out
@@ -300,3 +310,10 @@ class Dispatch:
             if not any(queue == key[0] for queue, _ in self._lanes):
                 for priority in PRIORITIES:
                     self._load.pop((key[0], priority), None)
+                    self._partitions.pop((key[0], priority), None)
+
+
+def _least_loaded(load: Sequence[int], full: Mapping[int, int], now: int) -> int:
+    """The partition with the fewest records out, of those whose worker did not say lately that it has no slot."""
+    free = [number for number in range(len(load)) if full.get(number, 0) <= now] if full else ()
+    return min(free, key=load.__getitem__) if free else load.index(min(load))

@@ -17,6 +17,8 @@ from scheduler.core.limit_keys import Rate
 from scheduler.core.limiter import Limiter
 from scheduler.core.parking import Parking
 from scheduler.core.shard import Shard
+from scheduler.core.shard_schedules import ShardSchedules
+from scheduler.core.shard_workflows import ShardWorkflows
 from scheduler.core.timers import Timers
 from scheduler.core.wheel import Wheel
 from scheduler.host import Phase, ShardHost, _Batch
@@ -115,10 +117,10 @@ def _ahead_of_time(decide: Callable[..., Any], task: Task, heard_at: int, now: i
     return decide(task, heard_at, now + EARLY_US, rng)
 
 
-def _without(part: str, method: str) -> Callable[..., None]:
-    def wrapper(on_loaded: Callable[..., None], shard: Shard, now: int, offset: int) -> None:
+def _without(part: str, method: str) -> Callable[..., Iterator[None]]:
+    def wrapper(derive: Callable[..., Iterator[None]], shard: Shard, now: int, offset: int) -> Iterator[None]:
         with _instead(getattr(shard, part), method, None):
-            on_loaded(shard, now, offset)
+            yield from derive(shard, now, offset)
 
     return wrapper
 
@@ -141,12 +143,17 @@ def _by_the_clock(evolve: Callable[..., None], shard: Shard, event: Event) -> No
             del shard.parking.markers[task_id]
 
 
-def _as_it_was_considered(evolve: Callable[..., None], shard: Shard, event: Event) -> None:
-    before = shard.state.schedules.get(event.entity_id)
-    evolve(shard, event)
-    after = shard.state.schedules.get(event.entity_id)
+def _derive_nothing(workflows: ShardWorkflows) -> Iterator[None]:
+    workflows._is_loaded = True
+    return iter(())
+
+
+def _as_it_was_considered(evolve: Callable[..., None], part: ShardSchedules, event: Event) -> None:
+    before = part.schedules.get(event.entity_id)
+    evolve(part, event)
+    after = part.schedules.get(event.entity_id)
     if before is not None and after is not None and isinstance(event.body, ScheduleFired):
-        shard.state.schedules.put(replace(after, next_fire_at=before.next_fire_at))
+        part.schedules.put(replace(after, next_fire_at=before.next_fire_at))
 
 
 def _for_its_key_alone(shard: Shard, ended: EndedTask) -> bool:
@@ -206,9 +213,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "silent-workers-unnoticed": lambda: _both(_instead(Shard, "_judge_worker", None), _instead(Shard, "_lose", None)),
     "held-topics-are-written": lambda: _around(ShardHost, "_partitions_of", _as_if_writable),
-    "no-resend": lambda: patch.object(Dispatch, "_pick_resends", lambda _dispatch, _now: []),
-    "pending-not-offered-after-load": lambda: _around(Shard, "on_loaded", _without("_dispatch", "offer")),
-    "timers-not-derived-after-load": lambda: _around(Shard, "on_loaded", _without("_timers", "set")),
+    "no-resend": lambda: patch.object(Dispatch, "_pick_resends", lambda *_args: []),
+    "pending-not-offered-after-load": lambda: _around(Shard, "derive", _without("_dispatch", "offer")),
+    "timers-not-derived-after-load": lambda: _around(Shard, "derive", _without("_timers", "set")),
     "signals-without-epoch": lambda: patch.object(Shard, "_signed", lambda _shard, signal: signal),
     "ended-never-forgotten": lambda: _instead(Shard, "forget_ended", None),
     "no-markers": lambda: _instead(Parking, "mark", False),
@@ -226,10 +233,15 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "schedules-not-in-the-checkpoint": lambda: _around(
         Shard, "entity", lambda entity, shard, key: None if key.startswith("schedule/") else entity(shard, key)
     ),
-    "nominal-times-decided-again": lambda: _around(Shard, "_evolve_schedule", _as_it_was_considered),
-    "due-runs-are-forgotten": lambda: patch.object(Shard, "_submit_due", lambda *_args: False),
+    "nominal-times-decided-again": lambda: _around(ShardSchedules, "evolve", _as_it_was_considered),
+    "due-runs-are-forgotten": lambda: patch.object(ShardSchedules, "_submit_due", lambda *_args: False),
     "ended-not-stored-while-slots-are-overdue": lambda: patch.object(Shard, "_is_checkpointed", _for_its_key_alone),
     "loaded-without-proof": lambda: patch.object(ShardHost, "_prove", lambda _host, _token: iter(())),
+    "workflows-not-in-the-checkpoint": lambda: _around(
+        Shard, "entity", lambda entity, shard, key: None if key.startswith("workflow/") else entity(shard, key)
+    ),
+    "ends-of-nodes-are-forgotten": lambda: _instead(ShardWorkflows, "is_node", False),
+    "what-follows-an-end-is-not-derived-after-load": lambda: patch.object(ShardWorkflows, "derive", _derive_nothing),
     "limits-not-in-the-checkpoint": lambda: _around(
         Shard, "entity", lambda entity, shard, key: None if key.startswith("limit/") else entity(shard, key)
     ),

@@ -48,8 +48,8 @@ def empty(_task_id: str) -> int:
     return 0
 
 
-def sent(dispatch: Dispatch, now: int = 0, size_of: SizeOf = empty) -> list[str]:
-    return [out.task_id for out in dispatch.pick(now, everywhere, size_of)]
+def sent(dispatch: Dispatch, now: int = 0, size_of: SizeOf = empty, partitions: int = PARTITIONS) -> list[str]:
+    return [out.task_id for out in dispatch.pick(now, lambda *_: partitions, size_of)]
 
 
 @pytest.mark.parametrize("weights", [Weights(), Weights(1, 1, 1), Weights(50, 40, 10)])
@@ -85,23 +85,49 @@ def test_no_more_than_the_window_is_out_and_starts_widen_it() -> None:
 def test_a_record_given_back_for_want_of_a_slot_halves_the_window_and_holds_the_queue_back() -> None:
     tasks = [task(str(i)) for i in range(100)]
     dispatch = offered(*tasks)
-    first = sent(dispatch)
+    first = sent(dispatch, partitions=1)
     dispatch.given_back(tasks[0], now=0, is_full=True)
     for task_id in first[1:]:
         dispatch.started(task_id)
-    assert sent(dispatch, now=PROBE_US - 1) == []
+    assert sent(dispatch, now=PROBE_US - 1, partitions=1) == []
     assert dispatch.next_at() == PROBE_US
-    assert sent(dispatch, now=PROBE_US)[0] == "0"
+    assert sent(dispatch, now=PROBE_US, partitions=1)[0] == "0"
 
 
 def test_a_free_slot_ends_the_wait_at_once() -> None:
     tasks = [task("a"), task("b")]
     dispatch = offered(*tasks)
-    assert sent(dispatch) == ["a", "b"]
+    assert sent(dispatch, partitions=1) == ["a", "b"]
     dispatch.given_back(tasks[0], now=0, is_full=True)
-    assert sent(dispatch, now=1) == []
+    assert sent(dispatch, now=1, partitions=1) == []
     dispatch.unblock()
-    assert sent(dispatch, now=1) == ["a"]
+    assert sent(dispatch, now=1, partitions=1) == ["a"]
+
+
+def test_a_partition_whose_worker_is_busy_is_passed_over_for_a_second() -> None:
+    """Nothing waits for who is busy as long as somebody else is there, and the window stays."""
+    dispatch = offered(task("a"))
+    (first,) = dispatch.pick(0, everywhere, empty)
+    assert first.partition == 0
+    dispatch.given_back(task("a"), now=0, is_full=True)
+    (second,) = dispatch.pick(1, everywhere, empty)
+    assert (second.task_id, second.partition) == ("a", 1)
+    dispatch.started("a")
+    for number in range(6):
+        dispatch.offer(task(str(number)), 1)
+    picked = dispatch.pick(PROBE_US - 1, everywhere, empty)
+    assert {one.partition for one in picked} == {1, 2}
+    for number in range(6, 8):
+        dispatch.offer(task(str(number)), 1)
+    assert {one.partition for one in dispatch.pick(PROBE_US, everywhere, empty)} == {0}
+
+
+def test_when_the_workers_of_all_partitions_are_busy_the_lane_waits() -> None:
+    dispatch = offered(*(task(str(number)) for number in range(3)))
+    for one in dispatch.pick(0, everywhere, empty):
+        dispatch.given_back(task(one.task_id), now=0, is_full=True)
+    assert sent(dispatch, now=PROBE_US - 1) == []
+    assert sent(dispatch, now=PROBE_US)
 
 
 def test_a_queue_that_was_tried_again_does_not_ask_for_that_without_end() -> None:
@@ -167,10 +193,10 @@ def test_a_weight_that_is_changed_holds_for_what_waits_already() -> None:
 def test_another_queue_goes_on_when_one_is_full() -> None:
     slow = task("a", queue="slow")
     dispatch = offered(slow)
-    assert sent(dispatch) == ["a"]
+    assert sent(dispatch, partitions=1) == ["a"]
     dispatch.given_back(slow, now=0, is_full=True)
     dispatch.offer(task("b", queue="fast"), 0)
-    assert sent(dispatch, now=1) == ["b"]
+    assert sent(dispatch, now=1, partitions=1) == ["b"]
 
 
 def test_what_nobody_starts_is_sent_again_ever_more_seldom() -> None:
