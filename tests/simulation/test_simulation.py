@@ -16,8 +16,8 @@ CHUNK = 25
 MUTANT_SEEDS_MAX = 100
 # Mutants that few seeds notice: from where on one does.
 RARE = {
-    "late-record-accepted": 400,
-    "time-between-owners-counts": 400,
+    "late-record-accepted": 300,
+    "time-between-owners-counts": 300,
     "loaded-without-proof": 100,
     "view-always-believed": 600,
 }
