@@ -3,7 +3,7 @@
 A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
 must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
 with each start, and is halved when records are given back since the workers of no partition have a slot. A partition
-whose worker has none is passed over for a second, so that nothing waits for who is busy. Types have lanes of their
+whose worker has none is passed over, and tried again after a second, so that nothing waits for who is busy. Types have lanes of their
 own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
 priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
 that is not, and its worker lets it have the next slot.
@@ -57,7 +57,8 @@ class _Lane:
         self.out = dict.fromkeys(PRIORITIES, 0)
         self.out_bytes = 0
         self.blocked_until = dict.fromkeys(PRIORITIES, 0)
-        self.full: dict[Priority, dict[int, int]] = {one: {} for one in PRIORITIES}  # partitions, until when
+        # Partitions whose worker had no slot when one was sent there last, and when it said so.
+        self.full: dict[Priority, dict[int, int]] = {one: {} for one in PRIORITIES}
 
     def open_priorities(self) -> list[Priority]:
         """Those of which something waits, and one more may go out."""
@@ -160,6 +161,7 @@ class Dispatch:
         if out is not None:
             lane = self._lanes[out.lane]
             lane.window = min(WINDOW_MAX, lane.window + 1)
+            lane.full[out.priority].pop(out.partition, None)
         self.forget(task_id)  # it may also wait here again: given back by one worker, started by another
 
     def given_back(self, task: Task, now: int, *, is_full: bool) -> None:
@@ -167,11 +169,11 @@ class Dispatch:
         self.gate.note_back(task.task_id)
         out = self._wait_again(task, now)
         if is_full and out is not None:
-            lane, until = self._lanes[out.lane], now + PROBE_US
+            lane, partitions = self._lanes[out.lane], range(self._partitions[out.lane[0], out.priority])
             full = lane.full[out.priority]
-            full[out.partition] = until
-            if sum(one > now for one in full.values()) >= self._partitions[out.lane[0], out.priority]:
-                lane.shrink(out.priority, until)
+            full[out.partition] = now
+            if all(partition in full for partition in partitions):
+                lane.shrink(out.priority, now + PROBE_US)
 
     def not_sent(self, task: Task, now: int) -> None:
         """Its ready record did not reach its topic, or nobody knows; first in line again."""
@@ -281,7 +283,7 @@ class Dispatch:
         self._partitions[topic] = partitions
         load = self._load.setdefault(topic, [])
         load += [0] * (partitions - len(load))  # what is out in partitions that are gone is still counted there
-        partition = _least_loaded(load[:partitions], self._lanes[out.lane].full[out.priority], now)
+        partition = _chosen(load[:partitions], self._lanes[out.lane].full[out.priority], now)
         out = out._replace(partition=partition)
         self._count_out(out, 1)
         self._out[task_id] = out
@@ -313,7 +315,15 @@ class Dispatch:
                     self._partitions.pop((key[0], priority), None)
 
 
-def _least_loaded(load: Sequence[int], full: Mapping[int, int], now: int) -> int:
-    """The partition with the fewest records out, of those whose worker did not say lately that it has no slot."""
-    free = [number for number in range(len(load)) if full.get(number, 0) <= now] if full else ()
-    return min(free, key=load.__getitem__) if free else load.index(min(load))
+def _chosen(load: Sequence[int], full: Mapping[int, int], now: int) -> int:
+    """The partition with the fewest records out, of those whose worker did not say lately that it has no slot.
+
+    If none has one it is the partition that was asked longest ago: one record tells whether there is a slot again.
+    """
+    if not full:
+        return load.index(min(load))
+    numbers = range(len(load))
+    if all(number in full for number in numbers):
+        return min(numbers, key=full.__getitem__)
+    free = [number for number in numbers if number not in full or full[number] + PROBE_US <= now]
+    return min(free, key=load.__getitem__)
