@@ -2,11 +2,11 @@
 
 A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
 must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
-with each start, and is halved when records are given back since the workers of no partition have a slot. A partition
-whose worker has none is passed over, and tried again after a second, so that nothing waits for who is busy. Types have
-lanes of their own because they have slots of their own: blocking handlers that fill all threads must not hold up
-coroutines. Of a priority of which nothing is out one goes even if the window is full: an urgent task need not wait for
-the start of one that is not, and its worker lets it have the next slot.
+with each start, and is halved when a worker gives a record back because it has no free slot. A partition whose worker
+has none is passed over, and tried again after a second, so that nothing waits for who is busy. Types have lanes of their
+own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
+priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
+that is not, and its worker lets it have the next slot.
 
 Tasks of a paused queue wait here. What was out already may start: at most a window, and at once if a worker is free.
 
@@ -74,11 +74,6 @@ class _Lane:
         for priority, until in self.blocked_until.items():
             if until <= now:
                 self.blocked_until[priority] = 0
-
-    def shrink(self, priority: Priority, until: int) -> None:
-        """The workers of no partition had a slot for one."""
-        self.window = max(1, self.window // 2)
-        self.blocked_until[priority] = until
 
     def is_idle(self) -> bool:
         """Whether there is nothing of it, so that it may be forgotten."""
@@ -172,8 +167,9 @@ class Dispatch:
             lane, partitions = self._lanes[out.lane], range(self._partitions[out.lane[0], out.priority])
             full = lane.full[out.priority]
             full[out.partition] = now
+            lane.window = max(1, lane.window // 2)
             if all(partition in full for partition in partitions):
-                lane.shrink(out.priority, now + PROBE_US)
+                lane.blocked_until[out.priority] = now + PROBE_US
 
     def not_sent(self, task: Task, now: int) -> None:
         """Its ready record did not reach its topic, or nobody knows; first in line again."""

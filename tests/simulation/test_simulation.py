@@ -19,6 +19,8 @@ RARE = {
     "late-record-accepted": 300,
     "time-between-owners-counts": 300,
     "loaded-without-proof": 100,
+    "ended-not-stored-while-slots-are-overdue": 100,
+    "what-an-owner-before-held-is-given-back": 100,
     "view-always-believed": 600,
 }
 
