@@ -3,7 +3,7 @@
 A shard lets only a small window of not yet started records out per lane (a task type in a queue), so that whatever
 must be decided late (priority, tenants, cancellation) is still decided here. The window adapts as TCP's does: it grows
 with each start, and is halved when a worker gives a record back because it has no free slot. A partition whose worker
-has none is passed over, and tried again after a second, so that nothing waits for who is busy. Types have lanes of their
+has none is passed over, and tried again after a second: nothing waits for who is busy. Types have lanes of their
 own because they have slots of their own: blocking handlers that fill all threads must not hold up coroutines. Of a
 priority of which nothing is out one goes even if the window is full: an urgent task need not wait for the start of one
 that is not, and its worker lets it have the next slot.
