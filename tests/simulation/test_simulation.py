@@ -21,7 +21,8 @@ RARE = {
     "loaded-without-proof": 100,
     "ended-not-stored-while-slots-are-overdue": 100,
     "what-an-owner-before-held-is-given-back": 100,
-    "view-always-believed": 600,
+    "view-always-believed": 700,
+    "forgotten-before-catch-up": 100,
 }
 
 
