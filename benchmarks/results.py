@@ -108,6 +108,23 @@ _TENANTS_SHOWN = (
 _OVERLOAD = (Goal("lost", at_most=NONE), Goal("errors", at_most=NONE), Goal("recovery_s", at_most=5.0), *STARTS)
 _OVERLOAD_SHOWN = ("accepted", "refused", "accepted_per_s", "accepted_per_s_last", "before_p99_ms", "rss_mb_max")
 
+_PRIORITY_CASE = Case(
+    "priority",
+    "Shares of the priorities with a backlog of each, and urgent tasks behind low ones",
+    "--backlog 5000 --urgent 5",
+    "--backlog 60000 --urgent 50",
+    _SHARES,
+    _SHARES_SHOWN,
+)
+_TENANTS_CASE = Case(
+    "tenants",
+    "Ten tenants, one of which submits a hundred times as much",
+    "--seconds 5",
+    "--seconds 60",
+    _TENANTS,
+    _TENANTS_SHOWN,
+)
+
 _EMBEDDED = (
     Case(
         "start_latency",
@@ -166,22 +183,8 @@ _EMBEDDED = (
         ),
         ("tasks_per_s", "limited_tasks_per_s", "cpu_us_per_task"),
     ),
-    Case(
-        "priority",
-        "Shares of the priorities with a backlog of each, and urgent tasks behind low ones",
-        "--backlog 5000 --urgent 5",
-        "--backlog 60000 --urgent 50",
-        _SHARES,
-        _SHARES_SHOWN,
-    ),
-    Case(
-        "tenants",
-        "Ten tenants, one of which submits a hundred times as much",
-        "--seconds 5",
-        "--seconds 60",
-        _TENANTS,
-        _TENANTS_SHOWN,
-    ),
+    _PRIORITY_CASE,
+    _TENANTS_CASE,
     Case(
         "overload",
         "Three times the submissions that can be sustained, for a minute (10 s in the short form)",
@@ -334,22 +337,8 @@ _KAFKA = (
         ),
         ("tasks_per_s", "limited_tasks_per_s", "keyed_duplicates", "cpu_us_per_task"),
     ),
-    Case(
-        "priority",
-        "Shares of the priorities with a backlog of each, and urgent tasks behind low ones",
-        "--backlog 5000 --urgent 5",
-        "--backlog 60000 --urgent 50",
-        _SHARES,
-        _SHARES_SHOWN,
-    ),
-    Case(
-        "tenants",
-        "Ten tenants, one of which submits a hundred times as much",
-        "--seconds 5",
-        "--seconds 60",
-        _TENANTS,
-        _TENANTS_SHOWN,
-    ),
+    _PRIORITY_CASE,
+    _TENANTS_CASE,
     Case(
         "overload",
         "Three times the submissions that can be sustained, for a minute (10 s in the short form)",

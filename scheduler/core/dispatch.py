@@ -81,8 +81,6 @@ class _Lane:
 
 
 PartitionsOf = Callable[[str, Priority], int]  # of the ready topic of a queue and priority; 0: it cannot be written now
-
-
 SizeOf = Callable[[str], int]  # of a task, in bytes, about
 
 
@@ -108,9 +106,7 @@ class Dispatch:
         self._out: dict[str, _Out] = {}
         self._resends = Timers()
         self._load: dict[tuple[str, Priority], list[int]] = {}
-        self._partitions: dict[
-            tuple[str, Priority], int
-        ] = {}  # of each ready topic, when something was sent there last
+        self._partitions: dict[tuple[str, Priority], int] = {}  # of ready topics, when they were last written
         self._look_at: int | None = None  # when to look again at topics that could not be written
 
     def offer(self, task: Task, now: int) -> None:
@@ -164,7 +160,8 @@ class Dispatch:
         self.gate.note_back(task.task_id)
         out = self._wait_again(task, now)
         if is_full and out is not None:
-            lane, partitions = self._lanes[out.lane], range(self._partitions[out.lane[0], out.priority])
+            # What was known of a queue may have been dropped when it had nothing else.
+            lane, partitions = self._lanes[out.lane], range(self._partitions.get((out.lane[0], out.priority), 1))
             full = lane.full[out.priority]
             full[out.partition] = now
             lane.window = max(1, lane.window // 2)

@@ -327,17 +327,7 @@ class Shard:
         )
 
     def _skipped(self, event: Event, body: TaskSkipped) -> EndedTask:
-        return EndedTask(
-            task_id=event.entity_id,
-            status=Status.CANCELLED,
-            version=event.version,
-            attempt=0,
-            ended_at=event.at,
-            created_at=event.at,
-            scheduled_at=event.at,
-            keep_until=FOREVER,
-            is_skipped=not body.is_failure,
-        )
+        return replace(_unknown_before(event, Status.CANCELLED, FOREVER), is_skipped=not body.is_failure)
 
     def release(self, task_id: str, now: int) -> None:
         """A task that ended is remembered for its workflow no more."""
@@ -350,16 +340,7 @@ class Shard:
             keep_until = max(ended.keep_until, event.at + self._settings.ended_kept_us)
             return replace(ended, version=event.version, keep_until=keep_until)
         # Forgotten long ago: remembered again for a while, so that a view that lags can't discard or redrive it twice.
-        return EndedTask(
-            task_id=event.entity_id,
-            status=Status.DEAD,
-            version=event.version,
-            attempt=0,
-            ended_at=event.at,
-            created_at=event.at,
-            scheduled_at=event.at,
-            keep_until=event.at + self._settings.ended_kept_us,
-        )
+        return _unknown_before(event, Status.DEAD, event.at + self._settings.ended_kept_us)
 
     # --- loading -------------------------------------------------------------------------------------------------
 
@@ -1128,6 +1109,20 @@ class Shard:
                 self.state.uniques.forget(task_id)
                 self.unstore(TASK + task_id)
                 self.forgotten_offset = max(self.forgotten_offset, offset)
+
+
+def _unknown_before(event: Event, status: Status, keep_until: int) -> EndedTask:
+    """A task of which nothing is known here but the event that leaves it ended."""
+    return EndedTask(
+        task_id=event.entity_id,
+        status=status,
+        version=event.version,
+        attempt=0,
+        ended_at=event.at,
+        created_at=event.at,
+        scheduled_at=event.at,
+        keep_until=keep_until,
+    )
 
 
 _WORKER = "worker/"  # a task id has no slash, so that the keys of both kinds of timers never meet

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from tests.cron_vectors import INVALID, VECTORS
 from tests.harness import running
-from tests.unit.surface import Caller, Surface, fresh_name
-from tests.unit.surface import running as surface_running
+from tests.unit.surface import Caller, fresh_name
 from tidewheel import App
 from tidewheel.cli import cli
 from workers.errors import RegistrationError
@@ -26,19 +25,6 @@ ANSWER_S = 1.0
 NEVER = [vector["expr"] for vector in VECTORS if vector["id"] in ("V007", "V008", "V009")]
 REFUSED = [entry["expr"] for entry in INVALID] + NEVER
 ZONES = ["Europe/Nowhere", "+02:00", "", "../../etc/passwd"]
-
-
-@pytest.fixture(scope="module")
-def surface() -> Iterator[Surface]:
-    with surface_running() as surface:
-        yield surface
-
-
-@pytest.fixture(scope="module")
-def call(surface: Surface) -> Iterator[Caller]:
-    caller = Caller(surface.api)
-    yield caller
-    caller.close()
 
 
 @pytest.fixture(scope="module")

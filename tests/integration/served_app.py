@@ -17,9 +17,9 @@ async def double(n: int) -> int:
 
 
 @app.task(name="served.wait")
-async def wait(seconds: float) -> None:
-    """Keep a slot."""
-    await asyncio.sleep(seconds)
+async def wait() -> None:
+    """Keep a slot until one is told to stop."""
+    await asyncio.Event().wait()
 
 
 @app.task(name="served.leave-thread")

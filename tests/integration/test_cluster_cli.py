@@ -158,7 +158,7 @@ def test_nothing_waits_behind_a_worker_that_is_busy_for_long(tmp_path: Path) -> 
         processes = _started(files, tmp_path, [["scheduler"], ["projector"], ["api"], ["worker", APP, "--slots", "1"]])
         busy = processes[-1]
         with Api(processes[2].facts["api"]) as api:
-            long = api.submit("served.wait", {"seconds": 60})
+            long = api.submit("served.wait", {})
             eventually(lambda: _shown(api, long).get("status") == "RUNNING", "the only slot is taken")
             (free,) = _started(files, tmp_path, [["worker", APP]])
             quick = [api.submit("served.double", {"n": number}) for number in range(60)]

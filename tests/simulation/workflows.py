@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 
 from scheduler.core import workflow
-from scheduler.core.graph import End, Node
+from scheduler.core.graph import End
 from scheduler.core.task import TERMINAL
 from schemas.messages import (
     CancelWorkflow,
@@ -26,8 +26,8 @@ from schemas.messages import (
     WorkflowStatus,
     WorkflowSubmitted,
 )
+from tests.graphs import FAILURES, wanted_of
 
-FAILURES = (End.FAILED, End.UPSTREAM_FAILED)
 _KEPT_US = {False: 0, True: 0}
 
 
@@ -131,20 +131,3 @@ class Flows:
         has_failed = any(end in FAILURES for number, end in ends.items() if number not in inner)
         expected = one.stopped_as or (WorkflowStatus.FAILED if has_failed else WorkflowStatus.SUCCEEDED)
         return None if one.status is expected else f"{one.workflow_id} is {one.status}, not {expected}"
-
-
-def wanted_of(node: Node, parents: list[End]) -> End | None:
-    """How a node ends that is not run; None: it is run."""
-    failed, succeeded = any(end in FAILURES for end in parents), parents.count(End.SUCCEEDED)
-    runs = {
-        JoinRule.ALL_SUCCEEDED: succeeded == len(parents),
-        JoinRule.NONE_FAILED: not failed,
-        JoinRule.NONE_FAILED_ONE_SUCCEEDED: not failed and succeeded > 0,
-        JoinRule.ONE_SUCCEEDED: succeeded > 0,
-        JoinRule.AT_LEAST: succeeded >= node.at_least,
-        JoinRule.ONE_FAILED: failed,
-        JoinRule.ALL_DONE: True,
-    }
-    if not parents or runs[node.join]:
-        return None
-    return End.UPSTREAM_FAILED if failed and node.join is not JoinRule.ONE_FAILED else End.SKIPPED

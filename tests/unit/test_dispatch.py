@@ -122,6 +122,15 @@ def test_a_partition_whose_worker_is_busy_is_passed_over_for_a_second() -> None:
     assert {one.partition for one in dispatch.pick(PROBE_US, everywhere, empty)} == {0}
 
 
+def test_a_record_of_a_queue_that_has_nothing_else_is_given_back_among_many_queues() -> None:
+    """What was known of the queue is dropped in that moment, and its task must not be lost with it."""
+    names = [f"q{number}" for number in range(IDLE_LANES_MAX + 5)]
+    dispatch = offered(*(task(name, queue=name) for name in names))
+    assert len(sent(dispatch)) == len(names)
+    dispatch.given_back(task("q7", queue="q7"), now=0, is_full=True)
+    assert "q7" in sent(dispatch, now=PROBE_US)
+
+
 def test_when_the_workers_of_all_partitions_are_busy_the_lane_waits() -> None:
     dispatch = offered(*(task(str(number)) for number in range(3)))
     for one in dispatch.pick(0, everywhere, empty):

@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.core.graph import End, GraphProblem, Move, Node, Progress, check, numbered
 from schemas.messages import JoinRule as Join
+from tests.graphs import wanted_of
 
 S, F, X, U = End.SUCCEEDED, End.FAILED, End.SKIPPED, End.UPSTREAM_FAILED
 RUN, FAIL, SKIP = Move.RUN, Move.FAIL, Move.SKIP
@@ -188,21 +189,7 @@ def played(nodes: Sequence[Node], wanted: dict[int, End], rng: Random) -> dict[i
 def reference(nodes: Sequence[Node], wanted: dict[int, End]) -> dict[int, End]:
     ends: dict[int, End] = {}
     for number, node in enumerate(nodes):
-        parents = [ends[parent] for parent in node.needs]
-        failed, succeeded = any(one in (F, U) for one in parents), parents.count(S)
-        runs = {
-            Join.ALL_SUCCEEDED: succeeded == len(parents),
-            Join.NONE_FAILED: not failed,
-            Join.NONE_FAILED_ONE_SUCCEEDED: not failed and succeeded > 0,
-            Join.ONE_SUCCEEDED: succeeded > 0,
-            Join.AT_LEAST: succeeded >= node.at_least,
-            Join.ONE_FAILED: failed,
-            Join.ALL_DONE: True,
-        }
-        if not parents or runs[node.join]:
-            ends[number] = wanted[number]
-        else:
-            ends[number] = U if failed and node.join is not Join.ONE_FAILED else X
+        ends[number] = wanted_of(node, [ends[parent] for parent in node.needs]) or wanted[number]
     return ends
 
 
